@@ -1,4 +1,4 @@
-"""The Python client: uploads that resume, files, downloads that resume. Imports nothing of the server but its pure parts.
+"""The Python client: resumable uploads, files, resumable downloads. Imports only pure parts of the server.
 
 ```python
 with Client("https://uploads.example.org", token) as client:

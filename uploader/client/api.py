@@ -1,4 +1,4 @@
-"""The HTTP contract as typed calls, one for each that a client needs. Decides nothing."""
+"""The HTTP contract as typed calls, one for each need of the client. Decides nothing."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = TypeVar("P", model.FilePage, model.DeletedPage, model.EmptyFolders)
 
-# So long a server may need for all files of a folder, or to read a large one.
+# How long a server may take to change all files of a folder, or to read a large file.
 _MANY_FILES_SECONDS = 600.0
-# An archive without members: the two blocks of zeros that end one.
+# An archive without members: the two blocks of zeros at its end.
 EMPTY_ARCHIVE = bytes(1024)
 _OCTETS = {"Content-Type": "application/octet-stream"}
 # tus 1.0.0
@@ -52,7 +52,7 @@ _STATES = Decoder(dict[str, model.State])
 
 
 class Api:
-    # Whether the caller has a quota that they may ask for.
+    # True if the caller has a quota to ask for.
     has_account = True
     # The path of the caller's files.
     files_path = "/me/files"
@@ -72,12 +72,11 @@ class Api:
         return await self._call("GET", "/config", _CONFIG)
 
     async def takes_batches(self) -> bool:
-        """Return whether the server takes batches, files in one request, `if_exists` and `modified_at`, which came
-        together."""
+        """Return whether the server takes batches, files in one request, `if_exists` and `modified_at` (0.2.0)."""
         try:
             await self._transport.request("POST", "/files/batch", content=EMPTY_ARCHIVE, headers=_TAR)
         except (ServerProblem, BadAnswer) as error:
-            # To an older server `batch` is an MD5 that is none, or a path that it lacks.
+            # An older server takes `batch` for an invalid MD5, or lacks the path.
             if lacks(error) or error.code == "invalid-md5":
                 return False
             raise
@@ -107,7 +106,7 @@ class Api:
     async def put_file_once(
         self, digests: model.Digests, name: str, wishes: Mapping[str, str], length: int, pieces: AsyncIterator[bytes]
     ) -> tuple[model.File, bool]:
-        """Try once to send a whole file; return the file, and whether it was there already."""
+        """Try once to send a whole file. Return the file, and True if the file existed already."""
         params = {"name": name, "sha256": digests.sha256, **wishes}
         headers = {"Content-Length": str(length), **_OCTETS}
         path = f"/files/{digests.md5}"
@@ -117,7 +116,7 @@ class Api:
     async def put_batch_once(
         self, wishes: Mapping[str, str], length: int, pieces: AsyncIterator[bytes]
     ) -> Sequence[model.Line]:
-        """Try once to send an archive; return what became of its members, of those that arrived if it did not whole."""
+        """Try once to send an archive. Return the outcomes of the members that arrived."""
         headers = {"Content-Length": str(length), **_TAR}
         try:
             response = await self._transport.request_once(
@@ -150,8 +149,7 @@ class Api:
     async def put_chunk_once(
         self, upload_id: str, number: int, length: int, pieces: AsyncIterator[bytes], *, base_id: str | None = None
     ) -> model.Sent:
-        """Try once to send a chunk: the caller decides what to send after a failure. With a base the pieces are
-        instructions."""
+        """Try once to send a chunk, because the caller decides after a failure. With `base_id`, send instructions."""
         params = _without_none(base=base_id)
         headers = {"Content-Length": str(length), **_OCTETS}
         path = f"/uploads/{_segment(upload_id)}/chunks/{number}"
@@ -164,7 +162,7 @@ class Api:
         return self._offset_of(await self._transport.request("HEAD", _tus(upload_id), headers=_TUS))
 
     async def append_once(self, upload_id: str, offset: int, length: int, pieces: AsyncIterator[bytes]) -> int:
-        """Try once to append bytes, at the border of no chunk; return the offset behind them."""
+        """Try once to append bytes, which need not end with a chunk. Return the new offset."""
         headers = {"Content-Length": str(length), "Upload-Offset": str(offset), **_TUS, **_TUS_OCTETS}
         path = _tus(upload_id)
         return self._offset_of(await self._transport.request_once("PATCH", path, content=pieces, headers=headers))
@@ -190,7 +188,7 @@ class Api:
     async def page(
         self, after: str | None, prefix: str | None, limit: int, *, part: str | None = None, one_level: bool = False
     ) -> model.FilePage:
-        """Return a page of a list. An older server gives all levels, and whatever part of a name is asked for."""
+        """Return a page of files. An older server ignores `one_level` and `part`."""
         delimiter = "/" if one_level else None
         params = _without_none(limit=str(limit), after=after, prefix=prefix, q=part, delimiter=delimiter)
         return await self._call("GET", self.files_path, _PAGE, params=params)
@@ -198,11 +196,11 @@ class Api:
     def pages(
         self, prefix: str | None, limit: int, *, part: str | None = None, one_level: bool = False
     ) -> AsyncIterator[model.FilePage]:
-        """Page after page. Raises BadAnswer for those that lead in a circle, or to nothing."""
+        """Yield page after page. Raises BadAnswer for a list that repeats a cursor or goes on after an empty page."""
         return _all_pages(lambda after: self.page(after, prefix, limit, part=part, one_level=one_level))
 
     async def make_folder(self, name: str) -> bool:
-        """Return False if it was there. Raises ServerTooOld."""
+        """Make an empty folder. Return False if it exists. Raises ServerTooOld."""
         with _needing("keep empty folders"):
             response = await self._transport.request("POST", "/me/folders", body={"name": name})
         _decode(response, _EMPTY_FOLDER)
@@ -221,11 +219,11 @@ class Api:
                 yield folder.name
 
     async def delete_below(self, prefix: str) -> int:
-        """Delete files; return how many there were. Raises ServerTooOld."""
+        """Delete all files below a prefix. Return their number. Raises ServerTooOld."""
         return await self._change("delete", "DELETE", {"prefix": prefix})
 
     async def move_below(self, prefix: str, new_prefix: str, if_exists: model.IfExists) -> int:
-        """Move files; return how many there were. Raises ServerTooOld."""
+        """Move all files below a prefix. Return their number. Raises ServerTooOld."""
         body = {"prefix": new_prefix} | _unless_taken(if_exists)
         return await self._change("move", "PATCH", {"prefix": prefix}, body=body)
 
@@ -233,7 +231,7 @@ class Api:
         return await self._call("GET", f"/me/files/{_segment(file_id)}", _FILE)
 
     async def signature(self, file_id: str) -> bytes:
-        """Return the checksums of the pieces of a file. A server that computes them first may take long."""
+        """Return the checksums of a file's pieces. A server that has to compute them may take long."""
         path = f"/me/files/{_segment(file_id)}/signature"
         return (await self._transport.request("GET", path, timeout_seconds=_MANY_FILES_SECONDS)).content
 
@@ -245,7 +243,7 @@ class Api:
         await self._delete(f"/me/files/{_segment(file_id)}")
 
     def deleted_pages(self, name: str | None, limit: int) -> AsyncIterator[model.DeletedPage]:
-        """Page after page of the trash. Raises as `pages`; ServerTooOld."""
+        """Yield the pages of the trash. Raises as `pages`; ServerTooOld."""
 
         async def ask(after: str | None) -> model.DeletedPage:
             params = _without_none(limit=str(limit), after=after, name=name)
@@ -254,13 +252,13 @@ class Api:
         return _all_pages(ask)
 
     async def restore(self, file_id: str, name: str | None, if_exists: model.IfExists) -> model.File | None:
-        """Restore a deleted file; None: the server needs more time, and goes on. Raises ServerTooOld."""
+        """Restore a deleted file. Return None while the server still works on it. Raises ServerTooOld."""
         body = _without_none(name=name, if_exists=if_exists)
         response = await self._of_trash("POST", f"/{_segment(file_id)}/restore", body=body)
         return None if response.status_code == 202 else _decode(response, _FILE)
 
     async def restore_many(self, ids: list[str]) -> list[model.RestoreLine]:
-        """Restore deleted files; return one line for each, in order. Raises ServerTooOld."""
+        """Restore deleted files. Return a line for each, in order. Raises ServerTooOld."""
         response = await self._of_trash("POST", "/restore", body={"ids": ids}, timeout_seconds=_MANY_FILES_SECONDS)
         lines = _decode(response, _RESTORE_LINES).results
         if [line.id for line in lines] != ids:
@@ -288,7 +286,7 @@ class Api:
         return self._transport.stream(f"{self.files_path}/{_segment(file_id)}/content", headers)
 
     def archive_once(self, file_ids: Sequence[str]) -> "AbstractAsyncContextManager[httpx2.Response]":
-        """Try once to get a tar of files, in this order."""
+        """Try once to get a tar archive of files, in this order."""
         return self._transport.stream("/me/archive", {}, "POST", {"ids": file_ids, "format": "tar"})
 
     def blocks(self, response: "httpx2.Response", most_bytes: int) -> AsyncIterator[bytes]:
@@ -316,7 +314,7 @@ class Api:
         await self._delete(f"/me/links/{_segment(link_id)}")
 
     async def link(self) -> model.LinkFacts | None:
-        """Return the facts of the link that the caller came by; None of one with an account."""
+        """Return the facts of the link that the caller uses; None with an account."""
         return None
 
     async def link_facts(self, path: str) -> model.LinkFacts:
@@ -331,7 +329,7 @@ class Api:
         return _decode(await self._transport.request(method, path, **more), decoder)
 
     async def _change(self, verb: str, method: str, params: dict[str, str], **more: Any) -> int:
-        """Change all files of a folder, which takes a while for many."""
+        """Change all files of a folder, which may take long."""
         more |= {"params": params, "timeout_seconds": _MANY_FILES_SECONDS}
         with _needing(f"{verb} folders"):
             return (await self._call(method, "/me/files", _CHANGED, **more)).files
@@ -340,7 +338,7 @@ class Api:
         try:
             await self._transport.request("DELETE", path)
         except NotFound as error:
-            if not error.after_retry:  # else the answer to an earlier attempt was lost
+            if not error.after_retry:  # otherwise an earlier attempt succeeded, and its answer was lost
                 raise
 
 
@@ -350,7 +348,7 @@ def lacks(error: ServerProblem | BadAnswer) -> bool:
 
 @contextmanager
 def _needing(what: str) -> Iterator[None]:
-    """Raises ServerTooOld, where a server lacks what is asked for."""
+    """Raises ServerTooOld for a server that lacks the call."""
     try:
         yield
     except (ServerProblem, BadAnswer) as error:
@@ -361,7 +359,7 @@ def _needing(what: str) -> Iterator[None]:
 
 @contextmanager
 def _having_links() -> Iterator[None]:
-    """Raises ServerTooOld, where the path is not there, which says nothing of a file."""
+    """Raises ServerTooOld for a server that lacks the path; a missing file is another error."""
     try:
         yield
     except (ServerProblem, BadAnswer) as error:
@@ -385,7 +383,7 @@ async def _all_pages(ask: Callable[[str | None], Awaitable[P]]) -> AsyncIterator
 
 
 def _unless_taken(if_exists: model.IfExists) -> dict[str, str]:
-    """Return the wish of a move, unless it is what a server does untold: one before 0.3.0 knows no other."""
+    """Return the choice of a move, except for the default: servers before 0.3.0 know no other."""
     return {} if if_exists == "fail" else {"if_exists": if_exists}
 
 
@@ -394,7 +392,7 @@ def _tus(upload_id: str) -> str:
 
 
 def _segment(text: str) -> str:
-    """Make one segment of a path, whatever a caller takes for an id."""
+    """Make a single segment of a path from any text."""
     return quote(text, safe="")
 
 

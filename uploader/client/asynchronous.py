@@ -1,6 +1,7 @@
-"""`AsyncClient`: the public API for programs with an event loop, and the only implementation of it.
+"""`AsyncClient`: the public API for programs with an event loop, and its only implementation.
 
-HTTP, uploads and downloads are imported by who needs them: a short command takes as long to import as to run.
+Modules for HTTP, uploads and downloads are imported when needed: importing them takes as long as running a short
+command.
 """
 
 import asyncio
@@ -45,17 +46,18 @@ _PAGE = 1000
 
 
 class AsyncClient:
-    """Uploads, downloads and files of one user of one server. Use it as an async context manager, in one event loop.
+    """Uploads, downloads and files of one user on one server. Use it as an async context manager, in one event loop.
 
-    `token` is the bearer token, or a function that returns one: it is asked before every request, so that a token that
-    expires can be replaced in the middle of a long upload. `connections` chunks are sent at the same time at most, over
-    all uploads of the client. A file of at most `hash_first_bytes` is hashed before it is sent, because the content may
-    be on the server already; a larger one is hashed beside its upload. `patience` says how long calls that fail for the
-    moment are tried again; `on_retry` is told of each pause and why. `most_bytes_per_second` bounds what all transfers of
-    the client together send and receive; a low one leaves it fewer connections. Of a large file that replaces
-    another one only what changed is sent where the line is slow, with `delta=True` always, with `delta=False` never.
+    `token` is the bearer token, or a function that returns a token. The function is called before every request, so an
+    expiring token can be replaced during a long upload. `connections` limits the chunks that all uploads of the client
+    send at the same time. Files of at most `hash_first_bytes` are hashed before sending, because the server may have
+    their content; larger files are hashed during the upload. `patience` says how long to repeat calls that fail for the
+    moment; `on_retry` is called with each pause and its reason. `most_bytes_per_second` limits what all transfers of
+    the client send and receive together; a low limit leaves fewer connections. When a large file replaces another one,
+    only the changes are sent on a slow line; with `delta=True` always, with `delta=False` never.
 
-    Every method raises `ClientError`; its `code` says what went wrong, its `retryable` whether later may be better.
+    Every method raises `ClientError`. The error's `code` tells what went wrong; `retryable` is true if a later call may
+    succeed.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class AsyncClient:
         delta: bool | None = None,
         http_transport: "httpx2.AsyncBaseTransport | None" = None,
     ) -> None:
-        """Raises ValueError for a URL that is none, or a rate that is none."""
+        """Raises ValueError for an invalid URL or rate."""
         from uploader.client.transport import Transport
 
         pace = Pace(most_bytes_per_second)
@@ -93,15 +95,15 @@ class AsyncClient:
     async def from_link(
         cls, url: str, password: "Password | None" = None, *, remember: bool = True, **options: Any
     ) -> Self:
-        """Make a client for a link (`https://…/s/…`), without an account; `options` are those of the constructor.
+        """Make a client for a link (`https://…/s/…`), without an account. `options` are those of the constructor.
 
-        By a link to upload into, all ways of uploading work, and a run that was interrupted is gone on with; by one to
-        download from, its files can be listed and downloaded, by names below its folder. Nothing else does. `password` may
-        be a function: it is asked if the link has one. The session is remembered for the next run, in
-        `~/.config/uploader/links/` (or below XDG_CONFIG_HOME), unless `remember` is false: to another session what this one
-        has sent is a stranger's.
+        With a link to upload into, all ways of uploading work, and an interrupted run can be resumed. With a link to
+        download from, the files can be listed and downloaded, by names below its folder. Other calls fail. `password`
+        may be a function, which is called if the link has a password. The session is kept for the next run in
+        `~/.config/uploader/links/` (or below XDG_CONFIG_HOME), unless `remember` is false: another session can't see
+        the uploads of this one.
 
-        Raises WrongPassword, NotFound and LinkGone; ValueError for a URL that is none of a link.
+        Raises WrongPassword, NotFound and LinkGone; ValueError for a URL that is not a link's.
         """
         from uploader.client.links import enter, link_address
 
@@ -123,7 +125,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Await or stop running transfers before."""
+        """Close the connections. Await or stop running transfers first."""
         await self._api.close()
 
     # Uploading
@@ -136,14 +138,14 @@ class AsyncClient:
         if_exists: IfExists = "keep",
         on_progress: OnProgress | None = None,
     ) -> File:
-        """Upload a path, bytes or a seekable binary file object, and wait for the file it becomes.
+        """Upload a path, bytes or a seekable binary file object, and wait for the resulting file.
 
-        `name` is its relative path on the server, by default the name of the file here. Whatever arrived before, in this
-        run or another, is not sent again; what the server has already is not sent at all, unless it is small. The file is
-        compared with the source by its SHA-256. A cancelled call leaves what has arrived for the next one.
+        `name` is the relative path on the server, by default the name of the local file. Bytes that arrived earlier, in
+        this run or another, are not sent again. Content that the server has is not sent at all, unless it is small. The
+        file is compared with the source by its SHA-256. After a cancelled call, the next call resumes the upload.
 
-        `if_exists` says what happens to your other files of this name: `keep` lets both be, `replace` removes them as
-        this one comes to be, `fail` fails with `name-taken`.
+        `if_exists` says what happens to your other files of this name: `keep` keeps both, `replace` removes them when
+        the new file is made, `fail` fails with `name-taken`.
         """
         return await self.start(source, name, if_exists=if_exists, on_progress=on_progress)
 
@@ -155,7 +157,7 @@ class AsyncClient:
         if_exists: IfExists = "keep",
         on_progress: OnProgress | None = None,
     ) -> AsyncTransfer[File]:
-        """Begin an upload that can be paused, stopped and cancelled; `await` it for its file. Takes what `upload` takes."""
+        """Begin an upload that can be paused, stopped and cancelled; `await` it for the file. Arguments as of `upload`."""
         opened = open_source(source)
         try:
             checked = checked_name(name if name is not None else opened.name)
@@ -167,8 +169,8 @@ class AsyncClient:
     def go_on(
         self, upload: Upload, source: Uploadable, *, on_progress: OnProgress | None = None
     ) -> AsyncTransfer[File]:
-        """Go on with an open upload, of whatever client and protocol. If it turns out to be of other bytes, what
-        it has is dropped, and the source is uploaded under its name."""
+        """Resume an open upload of any client and protocol. If the upload turns out to be of other bytes, its bytes are
+        dropped, and the source is uploaded under its name."""
         return self._begin(open_source(source), upload.name, "keep", on_progress, upload)
 
     def _begin(
@@ -201,11 +203,12 @@ class AsyncClient:
         checksum: bool = False,
         watcher: Watcher | None = None,
     ) -> list[Outcome]:
-        """Upload many files, small ones in batches; what became of each that was begun.
+        """Upload many files, small ones in batches. Return the outcomes of all files that were begun.
 
-        A file that the server has under its name, with its size and its time of modification, is not read: it counts as
-        unchanged. With `checksum` it is read and compared by its SHA-256. A failure of one file holds up no other, and is
-        in its outcome; if the server can't be reached, or knows no such token, the rest is not begun.
+        A file is unchanged if the server has one with its name, size and time of modification; unchanged files are not
+        read. With `checksum`, all files are read and compared by their SHA-256. A failure of one file is in its
+        outcome, and does not hold up the others. If the server can't be reached, or does not know the token, the other
+        files are not begun.
         """
         return await self.start_many(files, if_exists=if_exists, checksum=checksum, watcher=watcher)
 
@@ -217,7 +220,7 @@ class AsyncClient:
         checksum: bool = False,
         watcher: Watcher | None = None,
     ) -> AsyncTransfer[list[Outcome]]:
-        """Begin many uploads that can be paused, stopped and cancelled together. Takes what `upload_many` takes."""
+        """Begin many uploads that can be paused, stopped and cancelled together. Takes the arguments of `upload_many`."""
         from uploader.client.many import ManyUploads
 
         chosen = list(files)
@@ -228,15 +231,15 @@ class AsyncClient:
         return AsyncTransfer(uploads.run(chosen), gate, meter, uploads.discard)
 
     async def uploads(self) -> list[Upload]:
-        """Return the open uploads, newest first, also those of other devices."""
+        """Return the open uploads of all devices, newest first."""
         return await self._api.uploads()
 
     async def cancel(self, upload_id: str) -> None:
-        """Cancel an open upload: its bytes are freed and its quota is given back."""
+        """Cancel an open upload: remove its bytes and free the reserved space."""
         await self._api.cancel(upload_id)
 
     async def can_replace(self) -> bool:
-        """Return whether the server knows `if_exists`; one before 0.2.0 does not. It is asked once."""
+        """Return whether the server knows `if_exists`; servers before 0.2.0 do not. Asks the server once."""
         return await self._shared.at_once_bytes(self._api) > 0
 
     # Downloading
@@ -250,12 +253,12 @@ class AsyncClient:
         allow_hidden: bool | None = None,
         on_progress: OnProgress | None = None,
     ) -> Path:
-        """Download a file to a path, or into a directory under the last part of its name; returns the path.
+        """Download a file to a path, or into a directory under the last part of its name. Return the path.
 
-        It goes on where an earlier run stopped, and the target appears when it is whole and its SHA-256 is right, with the
-        time of modification that the server knows. If the target is there already with this content, it stays; with other
-        content, TargetExists is raised. A stranger's name that is hidden, or that of a device, is HiddenName, in a directory
-        and without `allow_hidden`: by default names behind a link are a stranger's, those of an account are not.
+        An interrupted download is resumed. The target appears when the file is whole and its SHA-256 is right, with the
+        time of modification that the server knows. An existing target with this content stays; one with other content
+        raises TargetExists. In a directory, hidden names and names of devices raise HiddenName if a stranger chose
+        them, unless `allow_hidden`. By default, names behind a link are a stranger's, and names of an account are not.
         """
         return await self.start_download(
             file, target, overwrite=overwrite, allow_hidden=allow_hidden, on_progress=on_progress
@@ -270,7 +273,7 @@ class AsyncClient:
         allow_hidden: bool | None = None,
         on_progress: OnProgress | None = None,
     ) -> AsyncTransfer[Path]:
-        """Begin a download that can be paused and stopped; `await` it for its path. Takes what `download` takes."""
+        """Begin a download that can be paused and stopped. `await` it for its path. Takes the arguments of `download`."""
         from uploader.client.download import Downloading
 
         path = Path(target)
@@ -289,11 +292,11 @@ class AsyncClient:
         return AsyncTransfer(work(), gate, meter, _leave)
 
     def _allows_hidden(self, wish: bool | None) -> bool:
-        """Return whether hidden names may be written: behind a link a stranger chose them."""
+        """Return whether hidden names may be written. Behind a link, a stranger chose the names."""
         return self._api.has_account if wish is None else wish
 
     async def download_into(self, file: File, opened: BinaryIO, *, on_progress: OnProgress | None = None) -> None:
-        """Write a file into a binary file object while it comes. Its SHA-256 is compared at the end: ContentDiffers."""
+        """Write a file into a binary file object as it arrives. Raises ContentDiffers at the end for a wrong SHA-256."""
         from uploader.client.download import Downloading
 
         meter, gate = Meter(file.name, file.size, on_progress), asyncio.Event()
@@ -311,12 +314,14 @@ class AsyncClient:
         allow_hidden: bool | None = None,
         watcher: Watcher | None = None,
     ) -> list[Outcome]:
-        """Download many files into a directory, each to a path below it; what became of each that was begun.
+        """Download many files into a directory, each to a path below it. Return the outcomes of all files that were
+        begun.
 
-        A file that is there with its size and its time of modification is not asked for; with `checksum` it is read and
-        compared by its SHA-256. No path leads out of the directory, whatever the server names its files, and behind a link
-        none is hidden without `allow_hidden`. A failure of one file holds up no other, and is in its outcome; if the server
-        can't be reached, or knows no such token, the rest is not begun.
+        An existing file with the right size and time of modification is not downloaded; with `checksum`, existing files
+        are read and compared by their SHA-256. No path leads out of the directory, whatever the server names its files.
+        Behind a link, hidden paths are refused without `allow_hidden`. A failure of one file is in its outcome, and
+        does not hold up the others. If the server can't be reached, or does not know the token, the other files are not
+        begun.
         """
         return await self.start_download_many(
             wanted, target, overwrite=overwrite, checksum=checksum, allow_hidden=allow_hidden, watcher=watcher
@@ -332,7 +337,7 @@ class AsyncClient:
         allow_hidden: bool | None = None,
         watcher: Watcher | None = None,
     ) -> AsyncTransfer[list[Outcome]]:
-        """Begin many downloads that can be paused and stopped together. Takes what `download_many` takes."""
+        """Begin many downloads that can be paused and stopped together. Takes the arguments of `download_many`."""
         from uploader.client.downloads import ManyDownloads
 
         chosen = list(wanted)
@@ -359,7 +364,7 @@ class AsyncClient:
         allow_hidden: bool | None = None,
         watcher: Watcher | None = None,
     ) -> list[Outcome]:
-        """Download all that is below a folder into a directory, as `download_many` does."""
+        """Download all files below a folder into a directory, as `download_many` does."""
         prefix = folder_name(folder)
         wanted = [Wanted(file, file.name.removeprefix(prefix)) async for file in self.files(prefix)]
         return await self.download_many(
@@ -369,22 +374,22 @@ class AsyncClient:
     # Files and folders
 
     async def files(self, prefix: str | None = None, *, part: str | None = None) -> AsyncIterator[File]:
-        """Yield all files whose name begins with `prefix`, and has `part` anywhere in it, newest first."""
+        """Yield all files whose names begin with `prefix` and contain `part`, newest first."""
         part = None if part is None else unicodedata.normalize("NFC", part)
         prefix = None if prefix is None else unicodedata.normalize("NFC", prefix)
         async for page in self._api.pages(prefix, _PAGE, part=part):
             for file in page.files:
                 if not file.name.startswith(prefix or ""):
                     raise BadAnswer(f"asked for names that begin with {prefix!r}, the server gives {file.name!r}")
-                if part is None or part in file.name:  # an older server gives all
+                if part is None or part in file.name:  # an older server ignores `part`
                     yield file
 
     async def page(self, after: str | None = None, *, prefix: str | None = None, limit: int = _PAGE) -> FilePage:
-        """Return one page of files; its `next` is `after` for the following one."""
+        """Return one page of files. Its `next` is the `after` of the following page."""
         return await self._api.page(after, prefix, limit)
 
     async def level(self, folder: str = "") -> AsyncIterator[Folder | File]:
-        """Yield the folders and files right below a folder, by name. Raises ServerTooOld."""
+        """Yield the folders and files directly below a folder, by name. Raises ServerTooOld."""
         async for page in self._api.pages(folder_name(folder) or None, _PAGE, one_level=True):
             if page.folders is None:
                 raise ServerTooOld("the server is too old to list one level of a folder")
@@ -403,8 +408,8 @@ class AsyncClient:
         )
 
     async def empty_folders(self, prefix: str | None = None) -> AsyncIterator[str]:
-        """Yield the names of all folders in which nothing lies and that begin with `prefix`, each with a slash at its end,
-        by name: the names of files tell of the others. An older server has none."""
+        """Yield the names of all empty folders below `prefix`, by name, each with a slash at the end. Other folders
+        show in the names of their files. An older server has no empty folders."""
         prefix = None if prefix is None else unicodedata.normalize("NFC", prefix)
         with suppress(ServerTooOld):
             async for name in self._api.empty_folders(prefix, _PAGE):
@@ -413,11 +418,11 @@ class AsyncClient:
                 yield name
 
     async def make_folder(self, folder: str) -> bool:
-        """Make an empty folder; False if it was there. Raises ServerTooOld."""
+        """Make an empty folder. Return False if it exists. Raises ServerTooOld."""
         return await self._api.make_folder(checked_name(folder.rstrip("/")))
 
     async def has_folder(self, folder: str) -> bool:
-        """Return whether there is a folder of this name, with something in it or not."""
+        """Return whether there is a folder of this name, empty or not."""
         prefix = folder_name(folder)
         if (await self._api.page(None, prefix, 1)).files:
             return True
@@ -426,21 +431,21 @@ class AsyncClient:
         return False
 
     async def delete_folder(self, folder: str) -> int:
-        """Delete all that is below a folder; how many files. Raises ServerTooOld."""
+        """Delete everything below a folder. Return the number of files. Raises ServerTooOld."""
         return await self._api.delete_below(folder_name(checked_name(folder.rstrip("/"))))
 
     async def move_folder(self, folder: str, new_folder: str, *, if_exists: IfExists = "fail") -> int:
-        """Give all that is below a folder another one, `""` for none; how many files. A name that is taken there fails,
-        before anything is moved, unless `if_exists` says otherwise. Raises ServerTooOld."""
+        """Move everything below a folder to another one, `""` for the top. Return the number of files. If a name is
+        taken, the call fails before anything is moved, unless `if_exists` says otherwise. Raises ServerTooOld."""
         old = folder_name(checked_name(folder.rstrip("/")))
         return await self._api.move_below(old, folder_name(new_folder), if_exists)
 
     async def file(self, file_id: str) -> File:
-        """Return one file, by its id."""
+        """Return a file by its id."""
         return await self._api.file(file_id)
 
     async def rename(self, file_id: str, name: str, *, if_exists: IfExists = "fail") -> File:
-        """Give a file another name; where that is taken, it fails, gets a number, or replaces what has it."""
+        """Rename a file. If the name is taken, fail, add a number, or replace the other file, as `if_exists` says."""
         return await self._api.rename(file_id, checked_name(name), if_exists)
 
     async def delete(self, file_id: str) -> None:
@@ -450,7 +455,7 @@ class AsyncClient:
     # Deleted files
 
     async def deleted(self, *, name: str | None = None) -> AsyncIterator[DeletedFile]:
-        """Yield deleted and replaced files, the latest first; those of one name are its earlier versions. Raises
+        """Yield deleted and replaced files, latest first. Deleted files of the same name are earlier versions. Raises
         ServerTooOld."""
         name = None if name is None else unicodedata.normalize("NFC", name)
         async for page in self._api.deleted_pages(name, _PAGE):
@@ -458,8 +463,8 @@ class AsyncClient:
                 yield file
 
     async def restore(self, file_id: str, *, name: str | None = None, if_exists: IfExists = "fail") -> File:
-        """Restore a deleted file, under another name if one is given; wait for as long as the server examines its content.
-        With `replace` a file that has the name takes its place in the trash. Raises ServerTooOld."""
+        """Restore a deleted file, under `name` if given. Wait while the server examines its content. With `replace`, a
+        file that has the name goes to the trash. Raises ServerTooOld."""
         checked = None if name is None else checked_name(name)
         while True:
             file = await self._api.restore(file_id, checked, if_exists)
@@ -468,8 +473,8 @@ class AsyncClient:
             await asyncio.sleep(_RESTORING_SECONDS)
 
     async def restore_many(self, ids: Iterable[str]) -> AsyncIterator[tuple[str, File | ServerProblem]]:
-        """Restore many deleted files under their names; yield each id with what became of it. Files whose contents the
-        server examines first come last. Raises ServerTooOld."""
+        """Restore many deleted files under their names. Yield each id with the file or the error. Files whose contents
+        have to be examined come last. Raises ServerTooOld."""
         left = list(ids)
         while left:
             some, left = left[:_RESTORED_AT_ONCE], left[_RESTORED_AT_ONCE:]
@@ -485,7 +490,7 @@ class AsyncClient:
             left += examined
 
     async def _restored(self, file_id: str, refusal: ServerProblem) -> File | ServerProblem:
-        """Try what is worth another try alone, as patiently as any request."""
+        """Restore a file alone, as patiently as any request, if another try may help."""
         try:
             return await self.restore(file_id) if refusal.retryable else refusal
         except ServerProblem as error:
@@ -502,7 +507,7 @@ class AsyncClient:
     # Links
 
     async def link(self) -> LinkFacts | None:
-        """Return the facts of the link that the client was made from; None of a client with an account."""
+        """Return the facts of the link that the client was made from; None for a client with an account."""
         return await self._api.link()
 
     async def make_link(
@@ -517,9 +522,8 @@ class AsyncClient:
         max_files: int | None = None,
         max_bytes: int | None = None,
     ) -> Link:
-        """Make a link, to download a file or a folder (with a slash at the end of its name), or to upload into a folder,
-        which is made if it is not there. Without `expires_at` it works for as long as the server allows. Raises
-        ServerTooOld."""
+        """Make a link to download a file or a folder (with a slash at the end), or to upload into a folder, which is
+        made if necessary. Without `expires_at`, the link works as long as the server allows. Raises ServerTooOld."""
         facts = {"kind": kind, "name": f"{checked_name(name.rstrip('/'))}{'/' if name.endswith('/') else ''}"}
         limits = {"max_downloads": max_downloads, "max_files": max_files, "max_bytes": max_bytes}
         until = None if expires_at is None else expires_at.isoformat()
@@ -527,22 +531,22 @@ class AsyncClient:
         return await self._api.make_link(facts | {name: value for name, value in told.items() if value is not None})
 
     async def links(self) -> list[Link]:
-        """Return one's own links, newest first. Raises ServerTooOld."""
+        """Return the user's own links, newest first. Raises ServerTooOld."""
         return await self._api.links()
 
     async def change_link(self, link_id: str, facts: Mapping[str, Any]) -> Link:
-        """Change a link: its `label`, `expires_at`, `password`, `max_downloads`, `max_files` or `max_bytes`, as the server
-        takes them; None: none."""
+        """Change a link: its `label`, `expires_at`, `password`, `max_downloads`, `max_files` or `max_bytes`, in the
+        server's JSON types. None removes a limit or the password."""
         return await self._api.change_link(link_id, facts)
 
     async def revoke_link(self, link_id: str) -> None:
-        """End a link, and all that runs by it."""
+        """End a link, and all its running requests."""
         await self._api.revoke_link(link_id)
 
     async def usage(self) -> Usage:
-        """Ask how much is used, and how much is left."""
+        """Return the used and the available space."""
         return await self._api.usage()
 
 
 async def _leave() -> None:
-    """Keep what has arrived of a download: the next run goes on from there."""
+    """Keep the received bytes of a download for the next run."""

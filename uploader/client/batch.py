@@ -1,8 +1,9 @@
-"""Small files as members of a batch: each read whole, once, so that what is sent is what was compared and counted.
+"""Small files as members of a batch. Each file is read once, as a whole: the compared bytes are the bytes that are
+sent.
 
-A batch is bounded, and in memory while it is sent: so its length is known before, a file that changes meanwhile can't
-break it, and sending it again reads nothing again. It is a tar archive that tells the SHA-256 of each member, so that the
-server compares what has arrived.
+A batch is small enough to stay in memory while it is sent. So the length is known beforehand, changing files do no
+harm, and a repeated attempt reads nothing again. It is a tar archive with the SHA-256 of each member, which the server
+compares.
 """
 
 import hashlib
@@ -19,8 +20,8 @@ from uploader.domain.archive import END, SHA256, head_of_member, padding
 
 _MOST_MEMBERS = 400
 _MOST_BYTES = 8 << 20
-# What is known of the line before the first batch; and how long one is to take: until then nobody hears of its files, and
-# a connection that breaks costs it.
+# The first batch, before the speed of the line is known, the smallest batch, and the time that a batch should take. A
+# longer one reports its files late, and costs more after a broken connection.
 _FIRST_BYTES = 2 << 20
 _LEAST_BYTES = 64 << 10
 _AIM_SECONDS = 2.0
@@ -35,7 +36,7 @@ class Member(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """Files as they were read: what there is to send, what is over already, and what is too large by now."""
+    """Files that were read: members to send, outcomes without sending, and files that have grown too large."""
 
     members: list[Member] = []
     outcomes: list[Outcome] = []
@@ -53,12 +54,12 @@ def first_bytes(most_bytes_per_second: float | None) -> int:
 
 
 def bytes_for(length: int, seconds: float) -> int:
-    """Return how many bytes the next batch may have, after one of `length` bytes took so long."""
+    """Return the size of the next batch, after one of `length` bytes took `seconds`."""
     return min(_MOST_BYTES, max(_LEAST_BYTES, int(length * _AIM_SECONDS / max(seconds, 1e-6))))
 
 
 def next_batch(small: deque[LocalFile], most_bytes: int) -> list[LocalFile]:
-    """Take the files of one batch: one at least, if there is any."""
+    """Take the files of a batch: at least one file, if there are any."""
     taken: list[LocalFile] = []
     length = 0
     while small and len(taken) < _MOST_MEMBERS and (not taken or length + small[0].size <= most_bytes):
@@ -68,7 +69,7 @@ def next_batch(small: deque[LocalFile], most_bytes: int) -> list[LocalFile]:
 
 
 def read_batch(files: Sequence[LocalFile], most_bytes: int, there: There) -> Batch:
-    """Blocking: several milliseconds for a batch."""
+    """Read files. Blocking, for several milliseconds a batch."""
     batch = Batch()
     for local in files:
         try:
@@ -102,7 +103,7 @@ def length_of(members: Sequence[Member]) -> int:
 
 
 async def pieces_of(members: Sequence[Member]) -> AsyncIterator[bytes]:
-    """Yield the archive, in pieces that are worth a system call."""
+    """Yield the archive, in pieces large enough to be worth a system call."""
     pieces: list[bytes] = []
     length = 0
     for member in members:

@@ -1,6 +1,7 @@
-"""Finds the parts of a source that the server has, by the signature of a file there, and writes each chunk as instructions.
+"""Finds the parts of a source that the server has, by the signature of a file on the server, and writes chunks as
+instructions.
 
-The source is cut as far as chunks are asked for, once, as the signature says.
+The source is cut once, as the signature prescribes, and only as far as chunks are requested.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ _READ_BYTES = 1 << 20
 
 
 class _Head(msgspec.Struct):
-    """The first line of a signature, as far as it matters here."""
+    """The first line of a signature; members without use here are left out."""
 
     algorithm: str
     min: int
@@ -44,7 +45,7 @@ class _Head(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Bytes of the source, and where the base has them, if it does."""
+    """Bytes of the source, and their offset in the base, if the base has them."""
 
     offset: int
     length: int
@@ -57,9 +58,9 @@ class _Stretch:
 
 
 def cutting_seconds(source: Source, length: int) -> float:
-    """Return how long it takes to find the pieces of the first bytes of a source. Raises FileChanged, Unreadable."""
+    """Measure how long it takes to cut the first `length` bytes of a source. Raises FileChanged, Unreadable."""
     load_cutter()
-    began_at = time.perf_counter()  # milliseconds, which the other clock of Windows does not see
+    began_at = time.perf_counter()  # a matter of milliseconds, which `time.monotonic` on Windows does not resolve
     for _ in pieces_of(_Reading(source, length), cuts_for(source.size)):
         pass
     return time.perf_counter() - began_at
@@ -67,7 +68,7 @@ def cutting_seconds(source: Source, length: int) -> float:
 
 class Known:
     def __init__(self, source: Source, base: File, signature: bytes) -> None:
-        """Raises ValueError for a signature that is none, or of a kind that is not known here."""
+        """Raises ValueError for a malformed signature, or one of an unknown kind."""
         head, cuts, records = _read(signature)
         if head.size != base.size or sum(length for length, _ in records) != base.size:
             raise ValueError("the signature is of something else")
@@ -81,8 +82,7 @@ class Known:
         self._cutting = asyncio.Lock()
 
     async def parts_of(self, offset: int, length: int) -> list[Part] | None:
-        """Return the body that makes these bytes of the source from the base; None if they are mostly new. Raises
-        FileChanged, Unreadable."""
+        """Return the body that makes these bytes from the base; None if most are new. Raises FileChanged, Unreadable."""
         async with self._cutting:
             if self._end < offset + length:
                 await uninterrupted(asyncio.to_thread(self._cut, offset + length))

@@ -1,7 +1,7 @@
-"""The download of a file: from where an earlier run stopped, compared with its SHA-256, and only then under its name; and
-where it goes below a directory here.
+"""The download of a file: resumed where an earlier run stopped, compared with its SHA-256, and only then renamed. Also
+the places of downloads below a directory.
 
-Refuses to believe the server: no name that it gives leads out of the directory that was chosen here.
+The server is not trusted: no name from the server leads out of the chosen directory.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ from uploader.client.transfer import Meter
 
 _READ_BYTES = 1 << 20
 _BLOCK_BYTES = 256 << 10
-# It becomes part of the name of the partial file.
+# The digest becomes part of the name of the partial file.
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def placed(root: Path, path: str) -> Path:
-    """Return the path below the root, whose directories are there now. Raises LeadsOutside, OSError."""
+    """Return the path below `root`, and make its directories. Raises LeadsOutside, OSError."""
     folder, _, last = path.rpartition("/")
     return made_below(root, folder) / last
 
 
 def made_below(root: Path, folder: str) -> Path:
-    """Return a directory below the root, or the root itself, which is there now. Raises LeadsOutside, OSError.
+    """Make a directory below `root`, or `root` itself, and return it. Raises LeadsOutside, OSError.
 
-    A symbolic link on the way may lead anywhere, so none is followed; the root itself was chosen by the caller.
+    Symbolic links on the way are not followed, because they may lead anywhere. The root was chosen by the caller.
     """
     root.mkdir(parents=True, exist_ok=True)
     directory = root
@@ -49,14 +49,14 @@ def made_below(root: Path, folder: str) -> Path:
 
 
 def partial_name(file: File) -> str:
-    """Return the name under which a file is written beside its target, by its content. Raises BadAnswer."""
+    """Return the name of the partial file beside the target, by the file's content. Raises BadAnswer."""
     if not _SHA256.fullmatch(file.sha256):
         raise errors.BadAnswer(f"{file.name}: the server names a SHA-256 that is none")
     return f".uploader-{file.sha256[:32]}.part"
 
 
 class Sink:
-    """The target of a download: takes its bytes in order and hashes them. Another may read them while they come."""
+    """The target of a download: takes bytes in order, and hashes them. Other programs may read it meanwhile."""
 
     def __init__(self, opened: BinaryIO) -> None:
         self._opened = opened
@@ -70,7 +70,7 @@ class Sink:
     def append(self, block: bytes) -> None:
         left = memoryview(block)
         while left:
-            left = left[self._opened.write(left) :]  # a raw file takes what it can
+            left = left[self._opened.write(left) :]  # a raw file may take fewer bytes
         self._count(block)
 
     def _count(self, block: bytes) -> None:
@@ -78,7 +78,7 @@ class Sink:
         self.length += len(block)
 
     def clear(self) -> None:
-        """Begin anew. Raises Unwritable where that can't be."""
+        """Begin anew. Raises Unwritable, unless nothing was written."""
         if self.length:
             raise errors.Unwritable("the server begins anew, and what was written can't be taken back")
 
@@ -91,7 +91,7 @@ class Partial(Sink):
         self._path = path
 
     def take_over(self, size: int) -> None:
-        """Count what an earlier run left; drop it if it can't be the beginning of `size` bytes."""
+        """Hash the bytes of an earlier run. Drop them if they are more than `size` bytes."""
         if os.fstat(self._opened.fileno()).st_size > size:
             self.clear()
         self._opened.seek(0)
@@ -100,7 +100,7 @@ class Partial(Sink):
 
     def append(self, block: bytes) -> None:
         super().append(block)
-        self._opened.flush()  # what a run that is killed has received is there for the next one
+        self._opened.flush()  # if this run is killed, the next run has these bytes
 
     def clear(self) -> None:
         self._opened.seek(0)
@@ -109,7 +109,7 @@ class Partial(Sink):
         self.length = 0
 
     def become(self, target: Path, modified_at: datetime | None) -> None:
-        """Give the whole file its own name, also after a power cut, where the system can promise that."""
+        """Rename the whole file to the target, durably if the system can do so."""
         set_time(self._opened.fileno(), modified_at)
         os.fsync(self._opened.fileno())
         self._path.replace(target)
@@ -122,7 +122,7 @@ class Partial(Sink):
 
 @contextmanager
 def partial_of(file: File, target: Path) -> Iterator[Partial]:
-    """Yield the partial file for `target`, named by the content: what is in it is this content, or the beginning of it.
+    """Yield the partial file for `target`. The name tells the content: the file holds the beginning of that content.
 
     Raises TargetBusy, OSError.
     """
@@ -138,19 +138,18 @@ def partial_of(file: File, target: Path) -> Iterator[Partial]:
             yield Partial(opened, path)
         finally:
             if os.fstat(opened.fileno()).st_size == 0 and _is_at(opened, path):
-                path.unlink()  # the beginning of nothing
+                path.unlink()  # nothing to resume from
 
 
 def _is_at(opened: BinaryIO, path: Path) -> bool:
-    """Return whether the path still leads to what was opened: another run may have renamed it before it was locked."""
+    """Return whether the path still leads to the opened file: another run may have renamed the file before the lock."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(opened.fileno()), path.stat())
     return False
 
 
 def set_time(file: Path | int, modified_at: datetime | None) -> None:
-    """Set the time of modification to that of the file where it came from, if it was told, and if the disk has such
-    times."""
+    """Set the time of modification that the server knows, if any, and if the disk can hold it."""
     if modified_at is not None:
         nanoseconds = plan.modified_ns_of(modified_at)
         with suppress(OSError, OverflowError):
@@ -163,7 +162,7 @@ def sha256_of(path: Path) -> str:
 
 
 def is_there(file: File, target: Path, *, overwrite: bool) -> bool:
-    """Tell whether a file is at its target; then its time is the file's. Raises TargetExists."""
+    """Return whether the target has this content already; then set its time. Raises TargetExists."""
     if not (target.exists() or target.is_symlink()):
         return False
     same_size = target.is_file() and target.stat().st_size == file.size
@@ -187,14 +186,13 @@ class Downloading:
     gate: asyncio.Event  # closed while the transfer is paused
 
     async def run(self, target: Path, *, overwrite: bool) -> How:
-        """Fetch to a path; return whether it was fetched, or present. Raises ClientError. What has arrived stays for
-        the next run."""
+        """Download to a path. Return `fetched` or `present`. Raises ClientError; received bytes stay for the next run."""
         try:
             if await asyncio.to_thread(is_there, self.file, target, overwrite=overwrite):
                 return "present"
             with partial_of(self.file, target) as partial:
                 await asyncio.to_thread(partial.take_over, self.file.size)
-                # A power cut may leave blocks that were never written: then once more, from the start.
+                # After a power cut, blocks may lack their bytes: then download once more, from the start.
                 for _ in range(2 if partial.length else 1):
                     await self._fetch(partial)
                     if partial.sha256 == self.file.sha256:
@@ -206,7 +204,7 @@ class Downloading:
             raise unwritable(error, target) from error
 
     async def write(self, opened: BinaryIO) -> None:
-        """Into what was opened elsewhere, as it comes. Raises ClientError; only at the end if the bytes were wrong."""
+        """Write arriving bytes into an open file. Raises ClientError; wrong bytes are noticed at the end only."""
         stream = Sink(opened)
         try:
             await self._fetch(stream)
@@ -229,18 +227,18 @@ class Downloading:
                 if sink.length < self.file.size:
                     raise errors.Unreachable("the answer ended early")
             except errors.ClientError as error:
-                if sink.length > failed_at:  # it moved since: patience begins anew
+                if sink.length > failed_at:  # bytes arrived meanwhile: patience begins anew
                     retrying, failed_at = self.api.retrying(), sink.length
                 await retrying.pause(error)
 
     async def _read_on(self, sink: Sink) -> None:
-        """Append what comes until the answer ends or breaks off."""
+        """Append bytes until the answer ends or breaks off."""
         headers = {}
         if sink.length:
             headers = {"Range": f"bytes={sink.length}-", "If-Range": f'"{self.file.sha256}"'}
         async with self.api.content_once(self.file.id, headers) as response:
             if response.status_code != 206:
-                await asyncio.to_thread(sink.clear)  # all of it comes
+                await asyncio.to_thread(sink.clear)  # the answer begins with the first byte
             elif not response.headers.get("content-range", "").startswith(f"bytes {sink.length}-"):
                 raise errors.BadAnswer("the server sent another range than it was asked for")
             async for block in self.api.blocks(response, _BLOCK_BYTES):

@@ -1,6 +1,5 @@
-"""Downloads of many files: small ones come out of archives, of which two are on their way, the others each for itself,
-several at a time. Knows neither how an archive is read (`unpack.py`) nor how one file comes (`download.py`).
-"""
+"""Downloads of many files: small files come in archives, two at a time; larger files in requests of their own, several
+at a time. Knows neither how an archive is read (`unpack.py`) nor how a single file is downloaded (`download.py`)."""
 
 import asyncio
 import functools
@@ -22,22 +21,22 @@ from uploader.client.system import same_here
 from uploader.client.transfer import Meter, all_or_none
 from uploader.client.unpack import Place, Unpacking
 
-# One is written here while the other is on its way.
+# One is written to the disk while the other arrives.
 _ARCHIVES = 2
-# Of an answer that breaks off what did not fill a block is lost.
+# If an answer breaks off, bytes that did not fill a block are lost.
 _BLOCK_BYTES = 64 << 10
 
 Refused = tuple[Wanted, errors.ClientError]
 
 
 def sorted_out(wanted: Iterable[Wanted], *, allow_hidden: bool = True) -> tuple[list[Wanted], list[Refused]]:
-    """Return those that can go where they are to go, each once; and the others, one for each path, and why.
+    """Return the files that can be written to their paths, each once; and one refusal for each other path, with the
+    reason.
 
-    Refused are names that are no relative paths, paths that several files are to become, and files where others need a
-    folder: nothing decides in silence which of them it is. Paths that a stranger chose are refused where they are hidden,
-    unless `allow_hidden`.
+    Refused are names that are no relative paths, paths of several files, and files where other files need a folder: no
+    choice is made silently. With `allow_hidden=False`, hidden paths are refused, too, because a stranger chose them.
     """
-    # By what the system takes for the same: Windows by paths in small letters.
+    # By the path as the system compares it: Windows ignores case.
     by_path: dict[str, dict[str, Wanted]] = defaultdict(dict)
     refused: list[Refused] = []
     for each in wanted:
@@ -68,21 +67,21 @@ def sorted_out(wanted: Iterable[Wanted], *, allow_hidden: bool = True) -> tuple[
 @dataclass
 class ManyDownloads(ManyFiles):
     overwrite: bool
-    # A file that is here is compared by its digest, not by its time of modification.
+    # Compare an existing file by digest, not by time of modification.
     checksum: bool
     allow_hidden: bool
 
     def __post_init__(self) -> None:
         self._wanted: dict[LocalFile, Wanted] = {}
         self._archive_bytes = first_bytes(self.shared.most_bytes_per_second)
-        # Waiting: for an archive; for a request of their own because no archive could bring them.
+        # Files that wait for an archive; and files that need a request of their own, because no archive brought them.
         self._small: deque[LocalFile] = deque()
         self._left_over: deque[LocalFile] = deque()
-        # Until a server gives none, or one that does not say what is what.
+        # Until the server sends no archive, or one without file ids.
         self._takes_archives = True
 
     async def run(self, wanted: Sequence[Wanted], root: Path) -> list[Outcome]:
-        """Download them. Return the outcomes; files that were not begun have none."""
+        """Download files. Return the outcomes of all files that were begun."""
         self.meter.enter("downloading")
         chosen, refused = sorted_out(wanted, allow_hidden=self.allow_hidden)
         for each, error in refused:
@@ -115,7 +114,7 @@ class ManyDownloads(ManyFiles):
             await self._fetch_places(places)
 
     def _find_places(self, files: Sequence[LocalFile], root: Path) -> tuple[list[Place], list[Outcome]]:
-        """Return where those go that are not here, and the outcomes of the others. Blocking."""
+        """Return the places of files that have to be fetched, and the outcomes of the others. Blocking."""
         places: list[Place] = []
         ended: list[Outcome] = []
         directories: dict[str, str] = {}
@@ -147,7 +146,7 @@ class ManyDownloads(ManyFiles):
         return is_there(place.file, target, overwrite=self.overwrite)
 
     async def _fetch_places(self, places: Sequence[Place]) -> None:
-        """Fetch archives until each has its outcome, or is left over."""
+        """Fetch archives until each file has an outcome or is left over."""
         retrying = self.api.retrying()
         while places and not self.hopeless:
             await self.gate.wait()
@@ -158,7 +157,8 @@ class ManyDownloads(ManyFiles):
             if failure is None or not places or not self._takes_archives:
                 break
             if unpacking.has_begun:
-                # It broke off at this one, perhaps because of it; a server that is away is waited for at the next attempt.
+                # The archive broke off at this file, perhaps because of it. The next attempt waits for a server that is
+                # away.
                 self._left_over.append(places.pop(0).local)
                 retrying = self.api.retrying()
                 continue
@@ -169,11 +169,11 @@ class ManyDownloads(ManyFiles):
                 self.end(Outcome(places[0].local, error=error))
                 return
             except errors.ClientError:
-                break  # it is the selection that is refused: each file has a right to its own answer
+                break  # the selection is refused: each file gets an answer of its own
         self._left_over.extend(place.local for place in places)
 
     async def _attempt(self, unpacking: Unpacking) -> errors.ClientError | None:
-        """Ask for an archive once, and end the files that came; return why there are not all of them."""
+        """Request an archive once, and report the files that arrived. Return the error if some did not."""
         failure: errors.ClientError | None = None
         began_at, length = time.monotonic(), 0
         try:
@@ -212,7 +212,7 @@ class ManyDownloads(ManyFiles):
             raise errors.Unwritable(f"{error.filename or local.path}: {error.strerror}") from error
         if not self.checksum and await asyncio.to_thread(_is_unchanged, wanted, target):
             return Outcome(local, file, "present")
-        # Of one content in one directory there is one partial file.
+        # Each content has only one partial file in a directory.
         async with self.shared.alone(f"{target.parent}/{file.sha256}"):
             meter = Meter(file.name, file.size, functools.partial(self.watcher.moved, local))
             how = await Downloading(self.api, file, meter, self.gate).run(target, overwrite=self.overwrite)

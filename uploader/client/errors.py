@@ -1,4 +1,4 @@
-"""Everything that can go wrong in a client and has a name, as one tree. Each error has the code that programs compare.
+"""Every error of the client that has a name, as one tree. Programs compare the `code` of an error.
 
 ClientError
 ├── ServerProblem        the server's answer: its code, status and further members
@@ -18,7 +18,7 @@ class ClientError(Exception):
     """Something went wrong."""
 
     code = "failed"
-    # Whether the same call may succeed later, without any change.
+    # True if the same call may succeed later, without any change.
     retryable = False
 
     def __init__(self, detail: str | None = None, *, code: str | None = None) -> None:
@@ -46,7 +46,7 @@ class ServerProblem(ClientError):
         self.retryable = retryable
         self.retry_after_seconds = retry_after_seconds
         self.fields = fields or {}
-        # Whether an earlier attempt of the same call may have succeeded, with its answer lost.
+        # True if an earlier attempt of this call may have succeeded, and its answer was lost.
         self.after_retry = False
 
 

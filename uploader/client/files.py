@@ -1,5 +1,4 @@
-"""Files here by their names there: what is to become one on the server, what became of it, who wants to know; and what the
-caller has there already that is unchanged."""
+"""Local files and their names on the server: uploads, outcomes, watchers, and the files that the server has unchanged."""
 
 import asyncio
 import os
@@ -16,11 +15,12 @@ from uploader.client.plan import checked_name, moment_of
 from uploader.client.transfer import Meter, Progress, Shared, all_or_none
 
 _PAGE_FILES = 1000
-# A page costs a server about as much as so many small files; more of them are not worth what they may spare.
+# A page costs the server about as much as so many small files. Further pages are not worth the uploads that they may
+# spare.
 _FILES_OF_A_PAGE = 100
 _FIRST_PAGES = 4
 _MOST_PREFIXES = 4
-# What is lost of a time on its way: decimals that a file system or a database has not.
+# Tolerance for times: file systems and databases drop decimals.
 _SAME_TIME = timedelta(milliseconds=1)
 # Character by character, not folder by folder.
 _beginning = os.path.commonprefix
@@ -28,7 +28,7 @@ _beginning = os.path.commonprefix
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file here and its name on the server; size and time of modification as they were when it was found."""
+    """A local file, and its name on the server. Size and time of modification are those of the first look."""
 
     path: str | os.PathLike[str]
     name: str
@@ -47,7 +47,7 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A file of the server, and where it goes: a relative path with slashes, which may have what no name on a server has."""
+    """A file of the server, and its target: a relative path with slashes, not restricted like names."""
 
     file: File
     path: str
@@ -55,34 +55,33 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a file: its file on the server, and how it came there; or why it is not there."""
+    """The outcome of a file: the file on the server and how it came there, or the error."""
 
     local: LocalFile
     file: File | None = None
     how: How = "present"
     error: ClientError | None = None
-    # The files of this name that are not there any more, as far as they were known.
+    # The files of this name that were replaced, as far as they were known.
     replaced: Sequence[File] = ()
 
 
 class Watcher:
-    """Is told what happens to many files; this one looks away. Called in the client's event loop."""
+    """Hears what happens to many files. Override the methods, which are called in the client's event loop."""
 
     def begun(self, local: LocalFile) -> None:
-        """Hear that a file is looked at, or sent."""
+        """Called when a file is looked at or sent."""
 
     def moved(self, local: LocalFile, progress: Progress) -> None:
-        """Called with the progress of a file that is sent for itself; those of a batch arrive together."""
+        """Called with the progress of a file that is sent alone, not in a batch."""
 
     def ended(self, outcome: Outcome) -> None:
-        """Called with the outcome of a file: of each that was begun, unless it is stopped, and of one whose name is
-        refused."""
+        """Called with the outcome of each file that was begun and not stopped, or whose name is refused."""
 
 
 @dataclass
 class ManyFiles:
-    """Many files on their way, and what became of those that were begun. What stands between us and the server stands
-    between it and all of them: it is told of one, and the rest is not begun; any other failure is of its file alone."""
+    """Many files on their way, and the outcomes of all files that were begun. If the server can't be reached, or does
+    not know the token, one file reports the error and the rest is not begun. Any other failure concerns one file."""
 
     api: Api
     shared: Shared
@@ -103,13 +102,13 @@ class ManyFiles:
     async def bring(
         self, waiting: "deque[LocalFile]", work: Callable[[LocalFile], Awaitable[Outcome]], *, begins: bool = True
     ) -> None:
-        """Send each for itself, several at a time. `begins`: they were not told of."""
+        """Move each file by itself, several at a time. `begins`: the watcher has not heard of them yet."""
 
         async def go_on() -> None:
             while waiting and not self.hopeless:
                 await self.gate.wait()
                 if not waiting:
-                    return  # another took the last one
+                    return  # another task took the last one
                 local = waiting.popleft()
                 if begins:
                     self.watcher.begun(local)
@@ -132,8 +131,8 @@ def ambiguous(name: str, files: Sequence[File]) -> AmbiguousName:
 def named_apart(
     files: Iterable[LocalFile], if_exists: IfExists
 ) -> tuple[list[LocalFile], list[tuple[LocalFile, ClientError]]]:
-    """Sort out the files by their names: those that get one, as the server keeps it; and those that are refused, because no
-    server takes theirs, or because others would get the same and only one be left."""
+    """Return the files with valid names, as the server keeps the names; and the refused files. Refused are invalid
+    names, and names for several files of which only one would remain."""
     by_name: dict[str, list[LocalFile]] = defaultdict(list)
     refused: list[tuple[LocalFile, ClientError]] = []
     for local in files:
@@ -152,15 +151,15 @@ def named_apart(
 
 
 def _clash(twins: Sequence[LocalFile], if_exists: IfExists) -> bool:
-    """Say whether files of one name on the server clash: those of different names here do; equal ones only where each would
-    replace the one before."""
+    """Return True if files with the same name on the server clash. Files with different local names do. Files with the
+    same local name clash if each would replace the file before."""
     if len({local.name for local in twins}) > 1:
         return True
     return if_exists == "replace" and len({os.path.abspath(local.path) for local in twins}) > 1  # noqa: PTH100 (no look)
 
 
 class There:
-    """Files of the caller by their names. Some may be missing: they are sent, and the server says that it has them."""
+    """The caller's files by name. Some may be missing: the client sends these, and the server answers `present`."""
 
     def __init__(self, files: Iterable[File], if_exists: IfExists) -> None:
         self._by_name: dict[str, list[File]] = defaultdict(list)
@@ -169,20 +168,20 @@ class There:
         self._alone = if_exists == "replace"
 
     def candidates(self, name: str, size: int) -> Sequence[File]:
-        """Return those that a file of this name and size may be: then nothing has to be done for it."""
+        """Return the existing files that a file of this name and size may equal: then there is nothing to do."""
         files = self._by_name.get(name, ())
         if self._alone and len(files) > 1:
             return ()  # the others have to go
         return [file for file in files if file.size == size and not file.damaged]
 
     def replaced_by(self, file: File) -> Sequence[File]:
-        """Return those that are gone now that this one is there."""
+        """Return the files that were replaced by `file`."""
         if not self._alone:
             return ()
         return [other for other in self._by_name.get(file.name, ()) if other.id != file.id]
 
     def unchanged(self, local: LocalFile) -> File | None:
-        """Return the file that this one is, by name, size and time of modification."""
+        """Return the existing file with the same name, size and time of modification."""
         here = moment_of(local.modified_ns)
         for file in self.candidates(local.name, local.size):
             there = file.modified_at
@@ -194,7 +193,7 @@ class There:
 
 
 async def read_target(api: Api, names: Sequence[str], if_exists: IfExists) -> There:
-    """Ask the server once, in at most as many questions as it would be worth."""
+    """List the caller's files once, with no more requests than the list is worth."""
     found: list[File] = []
     pages_left = _FIRST_PAGES + len(names) // _FILES_OF_A_PAGE
     for prefix in prefixes_of(names):
@@ -207,7 +206,7 @@ async def read_target(api: Api, names: Sequence[str], if_exists: IfExists) -> Th
 
 
 def prefixes_of(names: Sequence[str]) -> list[str]:
-    """Return prefixes of all names: the name of each if they are few, or in few folders, as others may lie between."""
+    """Return the prefixes that cover all names: a few, or else the common one, below which others may lie."""
     shared = _beginning(names)
     folder = shared[: shared.rfind("/") + 1]
     groups: dict[str, list[str]] = defaultdict(list)

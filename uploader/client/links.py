@@ -1,6 +1,5 @@
-"""The contract as a visitor has it who comes by a link, without an account: the addresses below `/s/`, and a session, whose
-token is kept for the next run, because to another session this one's uploads are a stranger's.
-"""
+"""The calls of a visitor, who comes by a link without an account: the addresses below `/s/`, and a session. The
+session's token is kept for the next run, because another session can't see its uploads."""
 
 import errno
 import hashlib
@@ -52,7 +51,7 @@ def link_address(url: str) -> LinkAddress | None:
 
 
 class LinkApi(Api):
-    """The calls of a visitor: to download are the caller's files; of a link to upload into there are none."""
+    """The calls of a visitor. A link to download from lists its files as the caller's; a link to upload into has none."""
 
     has_account = False
 
@@ -79,20 +78,21 @@ class LinkApi(Api):
         raise NotFound("there is no such file behind this link", code="file-not-found", status=404)
 
     async def empty_folders(self, prefix: str | None, limit: int) -> AsyncIterator[str]:
-        """A link tells of none."""
+        """Yield nothing: a link does not list empty folders."""
         none: Sequence[str] = ()
         for name in none:
             yield name
 
     def archive_once(self, file_ids: Sequence[str]) -> "AbstractAsyncContextManager[httpx2.Response]":
-        """Raises NotFound: a link gives no archive of some of its files."""
+        """Raises NotFound: a link gives no archive of selected files."""
         raise NotFound("a link gives no archive of some of its files", code="not-found", status=404)
 
 
 async def enter(transport: "Transport", address: LinkAddress, password: Password | None, *, remember: bool) -> LinkApi:
-    """Open a session of the link, or go on with the one that was kept. Raises WrongPassword, NotFound, ClientError.
+    """Open a session of the link, or resume a kept session. Raises WrongPassword, NotFound, ClientError.
 
-    A function that gives the password is asked only where one is needed."""
+    A function for the password is only called if the link has one.
+    """
     api = Api(transport)
     path = _kept_path(address.url) if remember else None
     kept = None if path is None else _kept(path)
@@ -115,7 +115,7 @@ async def enter(transport: "Transport", address: LinkAddress, password: Password
 
 
 class Kept(Struct, frozen=True):
-    """A session, and what the link was: one that is used up goes on for those who are there."""
+    """A kept session, with the facts of its link: a used-up link goes on for its sessions."""
 
     token: str
     expires_at: model.Moment
@@ -123,7 +123,7 @@ class Kept(Struct, frozen=True):
 
 
 async def _is_known(transport: "Transport", address: LinkAddress, kept: Kept) -> bool:
-    """Return whether a session is still one of this link; then the transport has its token."""
+    """Return whether a session of this link is still valid; then the transport has its token."""
     transport.use_token(kept.token)
     try:
         if kept.facts.kind == "upload":
@@ -135,12 +135,12 @@ async def _is_known(transport: "Transport", address: LinkAddress, kept: Kept) ->
     return True
 
 
-# Where sessions are kept: beside what `uploader login` keeps, each in a file of its own.
+# Sessions are kept beside the token of `uploader login`, each in a file of its own.
 
 
 def configuration_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory of what is kept for a user (XDG Base Directory Specification: a relative one is ignored). Raises
-    FileNotFoundError, where nothing says which."""
+    """Return the directory for a user's configuration (XDG Base Directory Specification; relative paths are ignored).
+    Raises FileNotFoundError if the environment names none."""
     configured = Path(environment.get("XDG_CONFIG_HOME") or "")
     try:
         return (configured if configured.is_absolute() else Path.home() / ".config") / "uploader"
@@ -163,8 +163,7 @@ def _kept(path: Path) -> Kept | None:
 
 
 def _keep(path: Path, kept: Kept) -> None:
-    """Keep a session, readable by nobody else; remove those that have expired. Where nothing can be written, the next run
-    opens another one."""
+    """Keep a session in a private file, if possible; remove expired ones."""
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for other in path.parent.glob("*.json"):
@@ -174,8 +173,8 @@ def _keep(path: Path, kept: Kept) -> None:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a file that nobody else can read, in the place of what was there. On Windows it is as its directory, which in a
-    user's own is for the user and administrators. Raises OSError."""
+    """Write a file that only the user can read, in place of an existing file. On Windows the directory decides about
+    readers: in a user's own directory, the user and administrators can read. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)

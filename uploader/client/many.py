@@ -1,7 +1,7 @@
-"""Uploads of many files: unchanged ones are only told, the small ones go in batches of which two are on
-their way, the others each for itself, several at a time.
+"""Uploads of many files: unchanged files are only reported, small files go in batches, two at a time, other files one
+by one, several at a time.
 
-Knows neither how a batch is made (`batch.py`) nor how one file is sent (`upload.py`).
+Knows neither how a batch is made (`batch.py`) nor how a single file is sent (`upload.py`).
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from uploader.client.source import open_source
 from uploader.client.transfer import Meter, all_or_none
 from uploader.client.upload import Destination, Uploading
 
-# One is read, or answered, while the other is on its way.
+# One is read, or answered, while the other is sent.
 _BATCHES = 2
-# After so many unchanged files others have their turn.
+# After this many unchanged files, other tasks get a turn.
 _TOLD_AT_ONCE = 100
 
 Refused = tuple[Member, errors.ClientError]
@@ -32,22 +32,22 @@ Refused = tuple[Member, errors.ClientError]
 @dataclass
 class ManyUploads(ManyFiles):
     if_exists: IfExists
-    # A file is compared by its digest, not by its time of modification.
+    # Compare a file by digest, not by time of modification.
     checksum: bool
 
     def __post_init__(self) -> None:
         self._there = There((), self.if_exists)
         self._small_bytes = 0
         self._batch_bytes = first_bytes(self.shared.most_bytes_per_second)
-        # Waiting: for a batch; for a request of their own; for one because no batch could take them.
+        # Files that wait for a batch; for a request of their own; and for one because no batch could take them.
         self._small: deque[LocalFile] = deque()
         self._others: deque[LocalFile] = deque()
         self._left_over: deque[LocalFile] = deque()
-        # Those that the server has open uploads of, perhaps.
+        # Uploads that may be open on the server.
         self._unfinished: set[Uploading] = set()
 
     async def run(self, files: Sequence[LocalFile]) -> list[Outcome]:
-        """Move them. Return the outcomes; files that were not begun have none."""
+        """Upload files. Return the outcomes of all files that were begun."""
         self.meter.tell()
         named, refused = named_apart(files, self.if_exists)
         for local, error in refused:
@@ -55,7 +55,7 @@ class ManyUploads(ManyFiles):
         try:
             at_once_bytes = await self.shared.at_once_bytes(self.api)
             if not at_once_bytes and self.if_exists != "keep":
-                raise errors.ServerTooOld  # rather than do something else than what is wanted
+                raise errors.ServerTooOld  # rather than ignore `if_exists`
             self._small_bytes = min(plan.SMALL_BYTES, at_once_bytes)
             self._there = await read_target(self.api, [local.name for local in named], self.if_exists)
         except errors.ClientError as error:
@@ -104,7 +104,7 @@ class ManyUploads(ManyFiles):
             await self._send(batch.members)
 
     async def _send(self, members: Sequence[Member]) -> None:
-        """Send them until each has its outcome. What was stored before an answer was lost is there at the next attempt."""
+        """Send members until each has its outcome. Members whose answer was lost are found present at the next attempt."""
         retrying = self.api.retrying()
         while members:
             refused = await self._attempt(members)
@@ -119,7 +119,7 @@ class ManyUploads(ManyFiles):
                     return
 
     async def _attempt(self, members: Sequence[Member]) -> list[Refused]:
-        """Send them once, and end those whose outcome is certain. The others, and why."""
+        """Send members once, and report those with a final outcome. Return the others, with their errors."""
         length = length_of(members)
         wishes = plan.wishes(self.if_exists, None)
         self.meter.moving(length)
@@ -146,19 +146,19 @@ class ManyUploads(ManyFiles):
         return refused + [(member, broken_off) for member in members[len(lines) :]]
 
     def _give_up(self, refused: Sequence[Refused]) -> None:
-        """Trying again in a batch does not help."""
+        """Stop sending members in batches, because that does not help."""
         first, why = refused[0]
         if isinstance(why, errors.Unauthenticated | errors.Unreachable):
             self.hopeless = True
             self.end(Outcome(first.local, error=why))
             return
         if isinstance(why, errors.ServerProblem) and why.code == BODY_LIMITED:
-            # Half of it next time; a file alone halves it further.
+            # The next batch has half the size; a file sent alone halves it further.
             self._batch_bytes = max(1, why.fields["body_bytes"] // 2)
         for member, error in refused:
             if error.retryable:
                 self.end(Outcome(member.local, error=error))
-            else:  # it was the batch that was refused: each file has a right to its own answer
+            else:  # the batch was refused: each file gets an answer of its own
                 self._left_over.append(member.local)
 
     # Each for itself

@@ -1,4 +1,4 @@
-"""Types of what client and server say to each other. A newer server may say more: members not listed here are ignored."""
+"""The messages between client and server. Unknown members are ignored, because a newer server may send more."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -8,9 +8,10 @@ from msgspec.structs import force_setattr, replace
 
 IfExists = Literal["keep", "replace", "fail"]
 LinkKind = Literal["download", "upload"]
-# A time without a zone would be none that can be compared.
+# A time needs a zone to be comparable.
 Moment = Annotated[datetime, Meta(tz=True)]
-# How a file came to be where it is: sent or fetched now; `instant`, its content was there; `present`, so was this very file.
+# How a file came to its place: sent or fetched now; `instant`: the server had the content; `present`: it had this very
+# file.
 How = Literal["sent", "fetched", "instant", "present"]
 
 
@@ -22,9 +23,8 @@ class Digests(Struct, frozen=True):
 
 
 class File(Struct, frozen=True):
-    """A finished file. `instant` says that its bytes were not sent when it was made; `damaged` that the server found its
-    bytes to have gone bad: the same content sent again heals it. `modified_at` is when the file was changed where it came
-    from, if that was told."""
+    """A finished file. `instant`: made without sending the bytes. `damaged`: the server found bad bytes; sending the
+    same content again heals the file. `modified_at`: when the original file was changed, if the client told."""
 
     id: str
     name: str
@@ -35,7 +35,7 @@ class File(Struct, frozen=True):
     instant: bool
     damaged: bool = False
     modified_at: Moment | None = None
-    # `held`: a gate of the server has yet to let it pass, and until then nobody else sees it.
+    # `held`: a gate has not decided yet, and until then the file is hidden from others.
     state: Literal["held"] | None = None
 
     @property
@@ -44,25 +44,25 @@ class File(Struct, frozen=True):
 
 
 class DeletedFile(File, frozen=True, kw_only=True):
-    """A file in the trash: since when, until when, and why: `deleted`, `replaced` by another one of its name, `refused`, or
-    deleted by an administrator (`admin`)."""
+    """A file in the trash: since `deleted_at`, until `expires_at`. `reason`: `deleted`, `replaced` by another file of
+    its name, `refused`, or deleted by an administrator (`admin`)."""
 
     deleted_at: Moment
     expires_at: Moment
     reason: str
-    # Why a gate refused it.
+    # Why a gate refused the file.
     detail: str | None = None
 
 
 class DeletedPage(Struct, frozen=True):
-    """A page of deleted files; `next` is the cursor of the following one."""
+    """A page of deleted files. `next` is the cursor of the following page."""
 
     files: list[DeletedFile]
     next: Annotated[str, Meta(max_length=8192)] | None
 
 
 class Upload(Struct, frozen=True):
-    """An open upload; `missing` holds inclusive ranges of chunk numbers in order."""
+    """An open upload. `missing` holds inclusive ranges of chunk numbers, in order."""
 
     id: str
     md5: str | None
@@ -89,8 +89,7 @@ class Usage(Struct, frozen=True):
 
 
 class Folder(Struct, frozen=True):
-    """A folder: a name that ends with a slash, how many files are in it, and their bytes; `at_least` so many where the
-    server did not count them all."""
+    """A folder: a name ending with a slash, its number of files and their bytes; `at_least` if not all were counted."""
 
     name: str
     files: int
@@ -99,24 +98,24 @@ class Folder(Struct, frozen=True):
 
 
 class EmptyFolder(Struct, frozen=True):
-    """A folder in which nothing lies: a name that ends with a slash."""
+    """An empty folder: a name that ends with a slash."""
 
     name: str
 
 
 class EmptyFolders(Struct, frozen=True):
-    """A page of them; `next` is the cursor of the following one."""
+    """A page of empty folders. `next` is the cursor of the following page."""
 
     folders: list[EmptyFolder]
     next: Annotated[str, Meta(max_length=4096)] | None
 
 
 class FilePage(Struct, frozen=True):
-    """A page of files; `next` is the cursor of the following one. Of one level it has folders, too; an older server knows no
-    levels, and gives none."""
+    """A page of files. `next` is the cursor of the following page. A page of one level has folders, too; an older
+    server knows no levels, and sends no folders."""
 
     files: list[File]
-    # It goes back in a URL; the longest is a name and an id.
+    # The cursor goes into a URL; the longest holds a name and an id.
     next: Annotated[str, Meta(max_length=8192)] | None
     folders: list[Folder] | None = None
 
@@ -126,9 +125,9 @@ class Changed(Struct, frozen=True):
 
 
 class Link(Struct, frozen=True):
-    """A link of one's own: `download` gives a file, or a folder (a name that ends with a slash), to anyone with its URL;
-    `upload` takes files from them into a folder. `downloads`, `files` and `bytes` are what came of it, the `max_` figures
-    what may; None: as much as there is room for."""
+    """A link of the user. `download` gives a file or a folder (a name with a slash at the end) to anyone with the URL;
+    `upload` takes files from them into a folder. `downloads`, `files` and `bytes` count what came through the link; the
+    `max_` figures limit them, None: no limit of the link's own."""
 
     id: str
     kind: LinkKind
@@ -151,7 +150,7 @@ class LinkList(Struct, frozen=True):
 
 
 class LinkFacts(Struct, frozen=True):
-    """A link as it tells of itself to those who have its URL: its name, the last part, only where there is no password."""
+    """The facts of a link for people with its URL. `name`: its last part, and only without a password."""
 
     kind: LinkKind
     expires_at: Moment
@@ -163,7 +162,7 @@ class LinkFacts(Struct, frozen=True):
 
 
 class LinkSession(Struct, frozen=True):
-    """A bearer token, good for one link."""
+    """A bearer token for one link."""
 
     token: str
     expires_at: Moment
@@ -180,7 +179,7 @@ class State(Struct, frozen=True):
 
 
 class ChunkSizes(Struct, frozen=True):
-    """In bytes."""
+    """Chunk sizes, in bytes."""
 
     default: int
     max: int
@@ -192,7 +191,7 @@ class Config(Struct, frozen=True):
 
 
 def _note_held(told: "Line | RestoreLine | Held") -> None:
-    """Let a file say itself what stands beside it."""
+    """Copy the state `held` from an answer to its file."""
     if told.file is not None and (isinstance(told, Held) or told.state == "held"):
         force_setattr(told, "file", replace(told.file, state="held"))
 
@@ -232,7 +231,7 @@ class RestoreLines(Struct, frozen=True):
 
 
 class Challenge(Struct, frozen=True):
-    """A request to prove that the caller holds the content, by an HMAC over these ranges of it."""
+    """A request to prove possession of a content, by an HMAC over these ranges."""
 
     id: str
     nonce: str
@@ -242,7 +241,7 @@ class Challenge(Struct, frozen=True):
     expires_at: datetime
 
 
-# Answers about an upload, told apart by their `state`.
+# Answers about an upload, told apart by `state`.
 
 
 class Open(Struct, frozen=True, tag_field="state", tag="uploading"):
@@ -258,14 +257,14 @@ class Complete(Struct, frozen=True, tag_field="state", tag="complete"):
 
 
 class Held(Complete, frozen=True, tag_field="state", tag="held"):
-    """The upload is whole; a gate has yet to let its file pass."""
+    """The upload is whole, and a gate has not decided on its file yet."""
 
     def __post_init__(self) -> None:
         _note_held(self)
 
 
 class Challenged(Struct, frozen=True, tag_field="state", tag="challenge"):
-    """The content is there, and is given against a proof."""
+    """The server has the content, and gives it for a proof."""
 
     challenge: Challenge
 

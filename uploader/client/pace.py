@@ -1,5 +1,4 @@
-"""The rate of a client's bytes, over all its connections together, and the patience with which a call that fails is tried
-again. Knows no HTTP."""
+"""The rate of a client's bytes, over all its connections, and the patience in repeating failed calls. Knows no HTTP."""
 
 import asyncio
 import random
@@ -22,16 +21,15 @@ from uploader.client.errors import (
     WrongPassword,
 )
 
-# A piece is about so much of the rate: what is sent or read at once is never followed by a long silence, on which servers
-# and proxies hang up.
+# A piece takes about this long. Smaller pieces avoid long silences, in which servers and proxies hang up.
 _PIECE_SECONDS = 0.1
 _MOST_PIECE_BYTES = 128 << 10
 _LEAST_PIECE_BYTES = 1 << 10
-# Time that passed unused, as timers are late, may be made up for, but no more than this.
+# Unused time, from late timers, may be made up for up to this limit.
 _CREDIT_SECONDS = 0.1
-# What one connection should have at least: servers refuse bodies that hardly move.
+# The least rate of a connection: servers refuse bodies that hardly move.
 _CONNECTION_BYTES_PER_SECOND = 16 << 10
-# The code of a 413 of a proxy. `body_bytes` in its fields is the length of the body that was refused.
+# The code of a 413 from a proxy. The field `body_bytes` is the length of the refused body.
 BODY_LIMITED = "body-limited"
 OnRetry = Callable[[ClientError, float], None]
 _PROBLEMS: dict[str, type[ServerProblem]] = {
@@ -51,8 +49,8 @@ _PROBLEMS: dict[str, type[ServerProblem]] = {
 
 
 class Pace:
-    """A token bucket that gives out the moments at which bytes may move, in the order in which they are asked for. So
-    connections that ask for pieces of one size move equally fast, and nobody waits for anything but its own moment."""
+    """A token bucket. It gives out the moments when bytes may move, in the order of the requests. So connections with
+    pieces of the same size move equally fast, and no connection waits for another."""
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """None: as fast as can be. Raises ValueError."""
+        """`bytes_per_second`: None means no limit. Raises ValueError."""
         if bytes_per_second is not None and bytes_per_second <= 0:
             raise ValueError("a rate is more than 0 bytes a second")
         self._bytes_per_second = bytes_per_second
@@ -70,20 +68,20 @@ class Pace:
         self._taken_until = float("-inf")
 
     def piece_bytes(self, most_bytes: int) -> int:
-        """Return how much to move at once, if it would be so much without a limit."""
+        """Return how many bytes to move at once; `most_bytes` without a limit."""
         if self._bytes_per_second is None:
             return most_bytes
         fair = int(self._bytes_per_second * _PIECE_SECONDS)
         return min(most_bytes, _MOST_PIECE_BYTES, max(_LEAST_PIECE_BYTES, fair))
 
     def connections(self, most: int) -> int:
-        """Return how many connections the rate is enough for."""
+        """Return how many connections, at most `most`, the rate is enough for."""
         if self._bytes_per_second is None:
             return most
         return max(1, min(most, int(self._bytes_per_second / _CONNECTION_BYTES_PER_SECOND)))
 
     async def take(self, length_bytes: int) -> None:
-        """Wait until so many bytes more may have moved. A cancelled wait counts as if they had."""
+        """Wait until `length_bytes` more bytes may have moved. A cancelled wait counts all the same."""
         if self._bytes_per_second is None:
             return
         now = self._clock()
@@ -93,7 +91,7 @@ class Pace:
             await self._sleep(self._taken_until - now)
 
     def paced(self, pieces: AsyncIterable[bytes]) -> AsyncIterable[bytes]:
-        """Return the same bytes, in pieces that come when they may move."""
+        """Return the same bytes, in pieces at the right moments."""
         return pieces if self._bytes_per_second is None else self._cut(pieces)
 
     async def _cut(self, pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
@@ -107,15 +105,15 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The patience with a call that fails for the moment: how long it is tried again, and how often."""
+    """The patience with calls that fail for the moment: how long and how often to repeat them."""
 
     give_up_after_seconds: float = 300.0
     first_pause_seconds: float = 0.25
     longest_pause_seconds: float = 20.0
 
     def pause_seconds(self, attempt: int, retry_after_seconds: float | None, jitter: float) -> float:
-        """Return the pause after failure number `attempt` (from 0): twice as long each time, less up to a half by `jitter`
-        (0 to 1), so that many clients do not come back at once; and never shorter than the server asks for."""
+        """Return the pause after failure number `attempt` (from 0). It doubles each time; `jitter` (0 to 1) takes off
+        up to a half, so that many clients do not return at once. It is never shorter than the server asks for."""
         longest = min(self.longest_pause_seconds, self.first_pause_seconds * 2.0 ** min(attempt, 32))
         return (retry_after_seconds or 0.0) + longest * (1 - jitter / 2)
 
@@ -127,7 +125,7 @@ class Retrying(Struct):
     _give_up_at: float | None = None
 
     async def pause(self, error: ClientError) -> None:
-        """Wait until the call may be tried again. Raises `error` if that would not help or has been tried enough."""
+        """Wait until the call may be repeated. Raises `error` if that would not help, or was tried long enough."""
         if not error.retryable:
             raise error
         now = time.monotonic()

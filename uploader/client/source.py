@@ -1,5 +1,4 @@
-"""The source of an upload: a path, bytes, or a file object; its digests, and the proof of
-possession. Notices when they change meanwhile."""
+"""The source of an upload: a path, bytes, or a file object. Its digests and proofs. Notices changes meanwhile."""
 
 import asyncio
 import base64
@@ -20,19 +19,19 @@ from uploader.client.system import open_to_read, read_at
 
 Uploadable = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
-# One hop to a thread for each: long enough that the hop costs nothing, short enough that a cancelled hash ends soon.
+# Read by one call in a thread: long enough to outweigh the call, short enough that a cancelled hash ends soon.
 _BLOCK_BYTES = 8 << 20
 
 
 class Source(ABC):
-    """Bytes of a known size that can be read at any offset, by several threads at once."""
+    """Bytes of a known size, readable at any offset by several threads at once."""
 
     name: str | None
     size: int
     modified_ns: int | None = None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly these bytes. Raises FileChanged if they are not there any more, Unreadable."""
+        """Return exactly these bytes. Raises FileChanged if they are gone, Unreadable."""
         pieces = []
         while length:
             piece = self._read_some(offset, length)
@@ -42,23 +41,23 @@ class Source(ABC):
 
     @abstractmethod
     def _read_some(self, offset: int, length: int) -> bytes:
-        """Read as many of these bytes as come at once, but one at least. Raises as `read`."""
+        """Read at least one, and at most `length`, of these bytes. Raises as `read`."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raises FileChanged if the bytes may be others than at the start."""
+        """Raises FileChanged if the bytes may have changed since the start."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what was opened here."""
+        """Close what this source opened."""
 
 
 def open_source(uploadable: Uploadable) -> Source:
-    """Raises Unreadable; TypeError for what is no source."""
+    """Open the source of an upload. Raises Unreadable; TypeError for an unknown type."""
     if isinstance(uploadable, str | os.PathLike):
         return _PathSource(Path(uploadable))
     if isinstance(uploadable, bytes | bytearray | memoryview):
-        return _ObjectSource(io.BytesIO(uploadable))  # a copy of what could change; bytes can't
+        return _ObjectSource(io.BytesIO(uploadable))  # copies changeable memory; `bytes` are not copied
     if hasattr(uploadable, "read") and hasattr(uploadable, "seek"):
         return _ObjectSource(uploadable)
     raise TypeError(f"{type(uploadable).__name__} is neither a path nor bytes nor a binary file object")
@@ -110,7 +109,7 @@ class _PathSource(Source):
 
 
 class _ObjectSource(Source):
-    """From the present position of a file object to its end. It stays open and its position is left anywhere."""
+    """A file object, from the present position to the end. The object stays open, at an undefined position."""
 
     def __init__(self, opened: BinaryIO) -> None:
         name = getattr(opened, "name", None)
@@ -139,11 +138,11 @@ class _ObjectSource(Source):
                 raise FileChanged("the file object changed its size while it was uploaded")
 
     def close(self) -> None:
-        """Leave it open: it is the caller's to close."""
+        """Leave the file open: its caller closes it."""
 
 
 async def digests_of(source: Source, on_hashed: Callable[[int], None]) -> Digests:
-    """Read all of a source once; `on_hashed` is told the bytes of each block. Raises FileChanged, Unreadable."""
+    """Hash a source; call `on_hashed` with the length of each block. Raises FileChanged, Unreadable."""
     md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
 
     def hash_block(offset: int) -> int:
@@ -162,7 +161,7 @@ async def digests_of(source: Source, on_hashed: Callable[[int], None]) -> Digest
 
 
 async def sample_of(source: Source) -> bytes:
-    """Return the digest of a source's sample, which takes milliseconds however large the source is."""
+    """Return the digest of a source's sample. Takes milliseconds, for any size."""
 
     def read() -> bytes:
         sampled = hashlib.sha256()

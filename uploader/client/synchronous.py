@@ -1,4 +1,4 @@
-"""`Client`: the public API for programs without an event loop: an `AsyncClient` in a thread of its own, and no logic."""
+"""`Client`: the public API for programs without an event loop. Runs an `AsyncClient` in a thread."""
 
 import asyncio
 import inspect
@@ -27,7 +27,7 @@ class Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_seconds: float | None = None) -> T:
-        """Run it there and wait here; whatever interrupts the waiting ends the work first."""
+        """Run a coroutine in the loop's thread, and wait here. If the wait is interrupted, cancel the coroutine."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout_seconds)
@@ -36,7 +36,7 @@ class Loop:
             raise
 
     def stop(self, last: Coroutine[Any, Any, None]) -> None:
-        """End everything that runs there, do one thing more, then end the thread."""
+        """Cancel everything that runs in the loop, run `last`, then end the thread."""
         self.run(_end_all_others())
         self.run(last)
         self.run(self._loop.shutdown_asyncgens())
@@ -47,7 +47,7 @@ class Loop:
 
 
 async def _nothing() -> None:
-    """Nothing is left to be done."""
+    """The last step of `stop` when there is nothing left to close."""
 
 
 async def _end_all_others() -> None:
@@ -58,12 +58,12 @@ async def _end_all_others() -> None:
 
 
 async def call(function: Callable[[], T]) -> T:
-    """Call it on the event loop, whose own things are used in its thread only."""
+    """Call a function in the thread of the event loop."""
     return function()
 
 
 async def next_of(found: AsyncIterator[T]) -> list[T]:
-    """Return a page or so, because the way between two threads is long. Empty at the end."""
+    """Return the next items, up to 1000, because a switch of threads is slow. Empty at the end."""
     some = []
     async for each in found:
         some.append(each)
@@ -88,27 +88,27 @@ class Transfer(Generic[T]):
         return self._transfer.done
 
     def pause(self) -> None:
-        """Begin no further chunk; those that are on their way arrive."""
+        """Begin no further chunk; chunks on their way arrive."""
         self._loop.run(call(self._transfer.pause))
 
     def resume(self) -> None:
         self._loop.run(call(self._transfer.resume))
 
     def stop(self) -> None:
-        """End it and keep what has arrived: the same call goes on from there, also elsewhere."""
+        """End the transfer and keep the received bytes: the same call resumes it, also elsewhere."""
         self._loop.run(self._transfer.stop())
 
     def cancel(self) -> None:
-        """End it and keep nothing. Does nothing if it has ended."""
+        """End the transfer and keep nothing. Does nothing if the transfer has ended."""
         self._loop.run(self._transfer.cancel())
 
     def result(self, timeout_seconds: float | None = None) -> T:
-        """Wait for what comes of it. Raises Stopped, Cancelled, ClientError; TimeoutError, and then it goes on."""
+        """Wait for the result. Raises Stopped, Cancelled, ClientError; TimeoutError, after which the transfer goes on."""
         self._loop.run(self._transfer.wait(), timeout_seconds)
         return self._loop.run(self._transfer.result())
 
 
-# The methods of `Client`: each of what the same method of `AsyncClient` gives, with its arguments and its words.
+# The methods of `Client` take arguments and docstrings from the methods of `AsyncClient`, and return the results.
 
 
 def _taking(
@@ -126,7 +126,7 @@ def _documented(method: Any) -> Callable[[F], F]:
 
 
 def _returning(kind: Any, wrapper: Callable[P, T], method: Callable[..., Any]) -> Callable[P, T]:
-    """Let a wrapper say that it returns this kind in place of the asynchronous one."""
+    """Give a wrapper the signature of `method`, with `kind` in place of the asynchronous return type."""
     signature = inspect.signature(method)
     returned = kind[get_args(signature.return_annotation)]
     wrapper.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
@@ -167,10 +167,10 @@ def _transfer(
 
 
 class Client:
-    """Uploads, downloads and files of one user of one server. Use it as a context manager, from any thread.
+    """Uploads, downloads and files of one user on one server. Use it as a context manager, from any thread.
 
-    Everything means what it means in `AsyncClient`. Callbacks are called in the client's own thread, and must not call
-    the client.
+    Methods, arguments and results are those of `AsyncClient`. Callbacks are called in the client's own thread, and must
+    not call the client.
     """
 
     @_taking(AsyncClient.__init__)
@@ -197,7 +197,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Stop the transfers that run, and close the connections."""
+        """Stop the running transfers, and close the connections."""
         self._loop.stop(self._client.close())
 
     upload = _result(AsyncClient.upload)

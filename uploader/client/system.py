@@ -1,7 +1,7 @@
-"""The calls of the system that POSIX and Windows have each in a way of its own: to read anywhere in a file, to have a file
-alone, to set its time, to tell what leads elsewhere, and which names a directory can have.
+"""System calls that differ between POSIX and Windows: reading at an offset, opening a file exclusively, setting its
+time, finding links, and the valid names in a directory.
 
-POSIX is what Linux and macOS have. What both have under one name is used where it is needed.
+POSIX stands for Linux and macOS. Calls with the same name on both are used directly.
 """
 
 import errno
@@ -12,8 +12,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-# Characters that no name has there, and devices that are in every directory, with any suffix (Windows: Naming Files, Paths,
-# and Namespaces).
+# Characters that Windows names can't have, and devices that exist in every directory, with any suffix (Windows: Naming
+# Files, Paths, and Namespaces).
 _NO_CHARACTERS = frozenset('<>:"|?*\\') | {chr(number) for number in range(32)}
 _DEVICES = frozenset(("CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$")) | {
     f"{port}{number}" for port in ("COM", "LPT") for number in "0123456789¹²³"
@@ -21,7 +21,7 @@ _DEVICES = frozenset(("CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$")) | {
 
 
 def why_not_on_windows(path: str) -> str | None:
-    """Return why Windows can't have a file of this relative path with slashes; None if it can."""
+    """Return why Windows can't have a file at this relative path with slashes; None if it can."""
     for name in path.split("/"):
         if not _NO_CHARACTERS.isdisjoint(name):
             return 'has one of the characters <>:"|?*\\, or a control character'
@@ -33,7 +33,7 @@ def why_not_on_windows(path: str) -> str | None:
 
 
 def is_device(name: str) -> bool:
-    """Return whether a name is that of a device of Windows, with whatever suffix."""
+    """Return True for the name of a Windows device, with any suffix."""
     return name.partition(".")[0].rstrip(" ").upper() in _DEVICES
 
 
@@ -50,21 +50,21 @@ if sys.platform == "win32":
     )
     _kernel.SetFileTime.argtypes = (wintypes.HANDLE, *[ctypes.POINTER(wintypes.FILETIME)] * 3)
     _GENERIC_READ, _GENERIC_WRITE = 0x80000000, 0x40000000
-    _FILE_SHARE_DELETE = 4  # without it nobody could rename or delete the file, and neither could we
+    _FILE_SHARE_DELETE = 4  # without this flag nobody, not even we, could rename or delete the open file
     _CREATE_NEW, _OPEN_ALWAYS = 1, 4
     _FILE_FLAG_OPEN_REPARSE_POINT = 0x00200000
     _INVALID_HANDLE = ctypes.c_void_p(-1).value
     _ERROR_SHARING_VIOLATION = 32
-    # Of 100 ns, from 1601 to 1970.
+    # In units of 100 ns, from 1601 to 1970.
     _EPOCH = 116_444_736_000_000_000
 
-    # One position for all who read from a descriptor.
+    # All readers of a descriptor share one position.
     _reading = threading.Lock()
 
     why_not_here = why_not_on_windows
 
     def same_here(path: str) -> str:
-        """Return the same for all relative paths that are one here: there capitals make no difference."""
+        """Return the same text for all relative paths of one file: Windows ignores case."""
         return os.path.normcase(path).replace("\\", "/")
 
     def open_to_read(path: Path) -> int:
@@ -76,8 +76,8 @@ if sys.platform == "win32":
             return os.read(descriptor, length)
 
     def open_alone(path: str | os.PathLike[str], *, new: bool = False) -> int:
-        """Open a file to read and write it, which nobody else can do until it is closed; `new`: only if it is not there.
-        Raises BlockingIOError if somebody else has it, FileExistsError, OSError."""
+        """Open a file for reading and writing, exclusively until it is closed. `new`: fail if it exists. Raises
+        BlockingIOError if another program has it open, FileExistsError, OSError."""
         handle = _kernel.CreateFileW(
             os.fspath(path),
             _GENERIC_READ | _GENERIC_WRITE,
@@ -99,42 +99,42 @@ if sys.platform == "win32":
         return descriptor
 
     def set_modified(file: Path | int, nanoseconds: int) -> None:
-        """Set the time of modification. Of a link nothing is set. Raises OSError."""
+        """Set the time of modification; links stay unchanged. Raises OSError."""
         if isinstance(file, Path):
             if not leads_elsewhere(file):
                 os.utime(file, ns=(nanoseconds, nanoseconds))
             return
-        # By a path it would be set until this one is closed, which has written.
+        # Set by a path, the time would change again when this descriptor, which has written, is closed.
         moment = nanoseconds // 100 + _EPOCH
         time = wintypes.FILETIME(moment & 0xFFFFFFFF, moment >> 32)
         if not _kernel.SetFileTime(msvcrt.get_osfhandle(file), None, None, ctypes.byref(time)):
             raise ctypes.WinError(ctypes.get_last_error())
 
     def open_directory(_path: str | os.PathLike[str]) -> int | None:
-        """Return None: Windows has no call that makes durable what a directory holds."""
+        """Return None: Windows has no call to make the entries of a directory durable."""
         return None
 
 else:
     import fcntl
 
     def same_here(path: str) -> str:
-        """Return the same for all relative paths that are one here."""
+        """Return the same text for all relative paths of one file."""
         return path
 
     def why_not_here(_path: str) -> str | None:
-        """Return why no file here can have this relative path with slashes; None if one can."""
+        """Return why no file here can have this relative path; None if one can."""
         return None
 
     def open_to_read(path: Path) -> int:
-        """Open it, but wait for nobody: a named pipe would hold up the caller. Raises OSError."""
+        """Open a file without waiting: a named pipe would block the caller. Raises OSError."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def read_at(descriptor: int, length: int, offset: int) -> bytes:
         return os.pread(descriptor, length, offset)
 
     def open_alone(path: str | os.PathLike[str], *, new: bool = False) -> int:
-        """Open a file to read and write it, locked against others who open it so; `new`: only if it is not there. Raises
-        BlockingIOError if somebody else has it, FileExistsError, OSError."""
+        """Open a file for reading and writing, locked against other callers of this function. `new`: fail if it exists.
+        Raises BlockingIOError if another program has the lock, FileExistsError, OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_EXCL if new else 0)
         descriptor = os.open(path, flags, 0o666)
         try:
@@ -145,25 +145,25 @@ else:
         return descriptor
 
     def set_modified(file: Path | int, nanoseconds: int) -> None:
-        """Set the time of modification, of a link its own. Raises OSError."""
+        """Set the time of modification, for a link of the link itself. Raises OSError."""
         os.utime(file, ns=(nanoseconds, nanoseconds), follow_symlinks=isinstance(file, int))
 
     def open_directory(path: str | os.PathLike[str]) -> int | None:
-        """Open it, to make durable what it holds. Raises OSError."""
+        """Open a directory, to make its entries durable. Raises OSError."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-# Of a junction, which Windows has for directories.
+# The tag of a junction, a link to a directory on Windows.
 _MOUNT_POINT = 0xA0000003
 
 
 def is_link(status: os.stat_result) -> bool:
-    """Tell of what `lstat` found whether it leads elsewhere: a symbolic link, or a junction."""
+    """Return whether the result of `lstat` is a symbolic link or a junction."""
     return stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _MOUNT_POINT
 
 
 def leads_elsewhere(path: Path) -> bool:
-    """Raises OSError, unless there is nothing."""
+    """Return whether a path is a link. Raises OSError, but not for a missing file."""
     with suppress(FileNotFoundError, NotADirectoryError):
         return is_link(path.lstat())
     return False

@@ -1,5 +1,5 @@
-"""The common part of uploads and downloads: progress, the handle of the caller, and what all of a client share:
-settings, connections, what the server can and has room for. Moves no bytes itself."""
+"""Shared by uploads and downloads: progress, the caller's handle, and the state that all transfers of a client share:
+settings, connections, abilities and space of the server. Moves no bytes itself."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ State = Literal["hashing", "uploading", "merging", "downloading", "complete"]
 T = TypeVar("T")
 
 _PAGE_FILES = 1000
-# Servers round the sizes of chunks up to a multiple of this.
+# Servers round chunk sizes up to a multiple of this.
 _STEP_BYTES = 64 << 10
 
 
@@ -37,18 +37,18 @@ class Progress:
     name: str
     size: int
     state: State
-    # What is known to have arrived: acknowledged by the server, or written to the disk by a download.
+    # Known to have arrived: acknowledged by the server, or written to the disk by a download.
     received_bytes: int
-    # What is on its way, beyond that.
+    # On their way, beyond the received ones.
     in_flight_bytes: int
-    # What this run has moved over the network, whether or not it arrived.
+    # Moved over the network by this run, arrived or not.
     moved_bytes: int
     hashed_bytes: int
     merged_bytes: int
-    # Over the last ten seconds, with what need not move; None while there is nothing to measure.
+    # Over the last ten seconds, including bytes that were spared; None while there is nothing to measure.
     bytes_per_second: float | None
     seconds_left: float | None
-    # What the other end had already, of chunks that have arrived.
+    # Of the arrived chunks, bytes that the server had already.
     spared_bytes: int = 0
 
 
@@ -56,7 +56,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class Speed:
-    """The growth of a figure, over the last ten seconds."""
+    """The growth of a figure over the last ten seconds."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
@@ -67,7 +67,7 @@ class Speed:
             self._samples.popleft()
 
     def per_second(self, shortest_seconds: float = 0.0) -> float | None:
-        """Return the speed; None while there is nothing to measure, or not for so long."""
+        """Return the speed; None without samples over at least `shortest_seconds`."""
         if not self._samples:
             return None
         (then, before), (now, figure) = self._samples[0], self._samples[-1]
@@ -75,7 +75,7 @@ class Speed:
 
 
 class Meter:
-    """Counts one transfer and tells it to a callback. What the callback raises ends the transfer."""
+    """Counts one transfer, and reports to a callback. An exception of the callback ends the transfer."""
 
     def __init__(
         self, name: str, size: int, on_progress: OnProgress | None, clock: Callable[[], float] = time.monotonic
@@ -91,7 +91,7 @@ class Meter:
         self._told_at = float("-inf")
 
     def enter(self, state: State) -> None:
-        """Change the state, and tell it."""
+        """Change the state, and report it."""
         if state != self._state:
             self._state = state
             self.tell()
@@ -105,7 +105,7 @@ class Meter:
         self._tell_now_and_then()
 
     def received(self, received_bytes: int) -> None:
-        """Note the other end's own figure; answers may overtake each other, so the largest counts."""
+        """Note the figure of the other end. Answers may overtake each other: the largest counts."""
         self._received = max(self._received, received_bytes)
         self._tell_now_and_then()
 
@@ -115,11 +115,11 @@ class Meter:
         self._tell_now_and_then()
 
     def spared(self, length_bytes: int) -> None:
-        """Note that these bytes have arrived without being sent."""
+        """Note bytes that arrived without being sent."""
         self.spared_bytes += length_bytes
 
     def landed(self, length_bytes: int) -> None:
-        """Note that these bytes are not on their way any more: they have arrived, or are lost."""
+        """Note bytes that are not on their way any more: they arrived, or are lost."""
         self._in_flight -= length_bytes
 
     def begin_anew(self) -> None:
@@ -155,12 +155,12 @@ class Meter:
 
 
 class AsyncTransfer(Generic[T]):
-    """An upload or a download that runs. `await` it for its result; it must be used in its own event loop."""
+    """A running upload or download. `await` the transfer for the result, in its own event loop."""
 
     def __init__(
         self, work: Coroutine[Any, Any, T], gate: asyncio.Event, meter: Meter, discard: Callable[[], Awaitable[None]]
     ) -> None:
-        """`work` goes on while `gate` is set; `discard` makes the server forget what it was sent."""
+        """`work` runs while `gate` is set; `discard` makes the server forget the sent bytes."""
         self._meter = meter
         self._discard = discard
         self._gate = gate
@@ -177,24 +177,24 @@ class AsyncTransfer(Generic[T]):
         return self._task.done()
 
     def pause(self) -> None:
-        """Begin no further chunk; those that are on their way arrive."""
+        """Begin no further chunk; chunks on their way arrive."""
         self._gate.clear()
 
     def resume(self) -> None:
         self._gate.set()
 
     async def stop(self) -> None:
-        """End it and keep what has arrived: the same call goes on from there, also elsewhere."""
+        """End the transfer and keep the received bytes: the same call resumes it, also elsewhere."""
         await self._end(Stopped())
 
     async def cancel(self) -> None:
-        """End it and keep nothing. Does nothing if it has ended."""
+        """End the transfer and keep nothing. Does nothing if the transfer has ended."""
         if await self._end(Cancelled()):
             with contextlib.suppress(NotFound):
                 await self._discard()
 
     async def _end(self, ending: Stopped) -> bool:
-        """End it; return whether it was this call that did."""
+        """End the transfer. Return whether this call did so."""
         if self._task.done():
             return False
         self._ending = self._ending or ending
@@ -203,11 +203,11 @@ class AsyncTransfer(Generic[T]):
         return self._task.cancelled()
 
     async def wait(self) -> None:
-        """Wait until it is over, however it ends. A cancelled wait does not end it."""
+        """Wait until the transfer is over, in any way. A cancelled wait does not end it."""
         await asyncio.wait({self._task})
 
     async def result(self) -> T:
-        """Wait for the result. Raises Stopped, Cancelled, ClientError. A cancelled `await` stops it."""
+        """Wait for the result. Raises Stopped, Cancelled, ClientError. A cancelled `await` stops the transfer."""
         try:
             return await self._task
         except asyncio.CancelledError:
@@ -225,11 +225,11 @@ class Shared:
     hash_first_bytes: int
     chunk_size: int | None
     most_bytes_per_second: float | None = None
-    # Whether of a file that replaces another one only what changed is sent; None: where the line is slow.
+    # True: only the changes are sent when a file replaces another one; False: never; None: on a slow line.
     delta: bool | None = None
-    # The longest body that a proxy has not refused yet.
+    # Limit for bodies, after refusals by a proxy.
     most_body_bytes: int = field(init=False, default=1 << 62)
-    # Sent by all uploads, but for batches.
+    # Bytes sent by all uploads, except batches.
     moved_bytes: int = field(init=False, default=0)
     slots: asyncio.Semaphore = field(init=False)
     _locks: "WeakValueDictionary[str, asyncio.Lock]" = field(init=False, default_factory=WeakValueDictionary)
@@ -240,12 +240,12 @@ class Shared:
         self.slots = asyncio.Semaphore(self.connections)
 
     def alone(self, md5: str) -> asyncio.Lock:
-        """Held while this content is sent: the next one of the same content finds it there already."""
+        """Return the lock held while this content is sent: the next upload of the content then finds it on the server."""
         return self._locks.setdefault(md5, asyncio.Lock())
 
     async def at_once_bytes(self, api: Api) -> int:
-        """Up to which size a file goes in one request: a chunk. 0: the server is too old for that, and for batches,
-        times and a choice among equal names, which came with it. Asked once."""
+        """Return the largest size of a file in one request, which is the size of a chunk. 0: the server is too old for
+        this, and for batches, times and `if_exists`. Asks the server once."""
         async with self._asking:
             if self._at_once_bytes is None and await api.takes_batches():
                 offered = (await api.config()).chunk_size
@@ -254,8 +254,7 @@ class Shared:
         return min(self._at_once_bytes, self.most_body_bytes)
 
     async def halve(self, api: Api, error: ServerProblem) -> None:
-        """Send bodies of at most half of what a proxy has refused, from now on. Raises `error` if the server takes no
-        smaller chunks."""
+        """Halve the bodies from now on, after a refusal. Raises `error` if the server takes no smaller chunks."""
         refused_bytes, least_bytes = int(error.fields["body_bytes"]), (await api.config()).chunk_size.min
         if refused_bytes <= least_bytes:
             raise error
@@ -266,15 +265,15 @@ class Shared:
 
 
 async def check_room(api: Api, name: str, size: int, if_exists: IfExists) -> None:
-    """Raises QuotaExceeded for a file that is sure to be refused, so that it is not read in vain."""
+    """Raises QuotaExceeded for a file that can't fit, before reading."""
     if size <= plan.ASK_FOR_ROOM_BYTES or not api.has_account:
         return
     usage = await api.usage()
     free_bytes = usage.total_space - usage.use_space_finished - usage.reserved
     if size <= free_bytes:
         return
-    # It may be taken all the same, as its digests would tell: it may be there under this name, be a content of the server
-    # that takes the place of others of the name, or be what an open upload has reserved.
+    # The server may still take the file, since its digests are not known yet: it may exist under this name, replace
+    # others of the name, or be the content of an open upload, whose space is reserved.
     page = await api.page(None, name, _PAGE_FILES, one_level=True)
     of_name = [file for file in page.files if file.name == name]
     freed = sum(file.size for file in of_name) if if_exists == "replace" else 0
@@ -287,8 +286,8 @@ async def check_room(api: Api, name: str, size: int, if_exists: IfExists) -> Non
 
 
 async def needs_no_place(api: Api, name: str, size: int, if_exists: IfExists) -> bool:
-    """Return whether a file may be taken where there are too many: it may be there under this name, take the place of
-    another, or be what an open upload is of."""
+    """Return whether the server may take a file in spite of too many files: it may exist under this name, replace
+    another one, or belong to an open upload."""
     page = await api.page(None, name, _PAGE_FILES, one_level=True)
     of_name = [file.size for file in page.files if file.name == name]
     if page.next is not None or size in of_name or (if_exists == "replace" and of_name):
@@ -297,7 +296,7 @@ async def needs_no_place(api: Api, name: str, size: int, if_exists: IfExists) ->
 
 
 async def all_or_none(works: Iterable[Awaitable[T]]) -> list[T]:
-    """Run all; the first error ends the others, and nothing of them goes on behind the caller's back."""
+    """Run all. The first error cancels the others, and waits for their end."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -308,6 +307,6 @@ async def all_or_none(works: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def end(task: "asyncio.Task[Any]") -> None:
-    """Cancel a task and wait until it is over, however it ends."""
+    """Cancel a task, and wait until it is over, in any way."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

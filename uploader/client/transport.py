@@ -1,7 +1,7 @@
-"""HTTP with patience: every call is tried again while that may help, and a failure says why in the words of who asked. Knows
+"""HTTP with patience: every call is repeated while that may help, and errors use the words of the caller. Knows
 problems and tokens, and no path of the API.
 
-All calls of the contract may be repeated, so an answer that was lost costs another call and nothing else.
+All calls of the contract may be repeated, so a lost answer only costs another call.
 """
 
 import asyncio
@@ -30,41 +30,41 @@ from uploader.client.errors import (
 from uploader.client.pace import BODY_LIMITED, OnRetry, Pace, Patience, Retrying, error_of
 from uploader.units import format_size, mask_password
 
-# What OpenSSL says of an answer that is no TLS.
+# OpenSSL's reasons for an answer without TLS.
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
-# An HTTPS server that is asked in plain HTTP says so, in words like `sent to HTTPS port` (nginx, Apache, Go).
+# An HTTPS server answers plain HTTP with words like `sent to HTTPS port` (nginx, Apache, Go).
 _ASKED_WITHOUT_TLS = b"HTTPS"
 
 Token = str | Callable[[], str]
 
 _TIMEOUT_SECONDS = 60.0
-# A page of a thousand files is 3 MiB at most; the open uploads of a caller, and what a file of 3 TiB is made of, fit, too.
+# A page of a thousand files has at most 3 MiB. A caller's open uploads, and the signature of a file of 3 TiB, fit, too.
 _MOST_BYTES = 64 << 20
-# Of a problem, the longest of which tells what became of each member of a batch.
+# For a problem. The longest one has the outcome of each member of a batch.
 _MOST_PROBLEM_BYTES = 2 << 20
-# Where the bytes of a file are read from: elsewhere.
+# The status for bytes that are read from another server.
 _SENT_ON_STATUS = 307
-# Answers without a problem of ours that may pass, beside all from 500 on.
+# Temporary statuses without a problem document of ours, besides all from 500 on.
 _PASSING_STATUS = frozenset({408, 425, 429})
-# Said by a proxy that does not reach the server behind it; those from 520 on by Cloudflare's.
+# From a proxy that can't reach the server; 520 and more are Cloudflare's.
 _GATEWAY_STATUS = frozenset({502, 504, *range(520, 528)})
-# A head that is too large, as nginx says it.
+# A header that is too large, in nginx's words.
 _LARGE_HEAD = b"Request Header Or Cookie Too Large"
 
 
 def origin_of(url: httpx2.URL) -> str:
-    """Scheme, host and port, as a person would write them."""
+    """Return scheme, host and port, as a person would write them."""
     return f"{url.scheme}://{url.netloc.decode('ascii')}"
 
 
 def unreachable(error: httpx2.RequestError, *, answered: bool) -> Unreachable:
-    """`answered`: whether this server has answered before."""
+    """`answered`: this server has answered before."""
     detail, may_pass = _reason(error, error.request.url, answered=answered)
     return Unreachable(detail, retryable=may_pass or answered)
 
 
 def stranger(response: httpx2.Response) -> BadAnswer:
-    """Something else has answered."""
+    """Make the error for an answer of another kind of server."""
     url, status = response.url, _status_of(response)
     if response.status_code == 400 and _ASKED_WITHOUT_TLS in response.content:
         return BadAnswer(f"{origin_of(url)} speaks TLS: the URL begins with https://")
@@ -90,7 +90,7 @@ def _proxy_of(url: httpx2.URL) -> str | None:
 
 
 def _check_proxies() -> None:
-    """Raises BadProxy for one that the environment names and no HTTP client can use."""
+    """Raises BadProxy for a proxy of the environment that no HTTP client can use."""
     for name, proxy in urllib.request.getproxies().items():
         if name in ("http", "https", "all"):
             shown = f"{name.upper()}_PROXY is {mask_password(proxy)!r}"
@@ -109,7 +109,7 @@ def _has_place(url: httpx2.URL) -> bool:
 
 
 def _reason_of_proxy(error: httpx2.RequestError, url: httpx2.URL) -> str | None:
-    """Say what is wrong with the proxy that the environment names, if it is the proxy."""
+    """Return what is wrong with the proxy of the environment; None if the error is not the proxy's."""
     proxy = _proxy_of(url)
     if proxy is None or any(isinstance(cause, ssl.SSLError) for cause in _causes(error)):
         return None
@@ -121,7 +121,7 @@ def _reason_of_proxy(error: httpx2.RequestError, url: httpx2.URL) -> str | None:
 
 
 def _reason(error: httpx2.RequestError, url: httpx2.URL, *, answered: bool) -> tuple[str, bool]:
-    """Say what is wrong, and whether it may pass."""
+    """Return the reason, and True if the error may pass."""
     origin = origin_of(url)
     if (why := _reason_of_proxy(error, url)) is not None:
         return why, True
@@ -155,7 +155,7 @@ def _reason(error: httpx2.RequestError, url: httpx2.URL, *, answered: bool) -> t
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the causes of an error, the innermost first, which says most; up to an error of ours."""
+    """Yield the causes of an error, innermost first, because it says most; stop at errors of this client."""
     inner = error.__cause__ or error.__context__
     if inner is not None and not isinstance(inner, ClientError):
         yield from _causes(inner)
@@ -185,7 +185,7 @@ class Transport:
         self._token = token
         self._answered = False
         self._http_transport = http_transport
-        # Beside the connections that send chunks there are always some for questions.
+        # Besides the connections that send chunks, some stay free for questions.
         self._limits = httpx2.Limits(max_connections=connections + 4, max_keepalive_connections=connections + 4)
         self._url = _checked_url(url)
         if http_transport is None:
@@ -194,11 +194,11 @@ class Transport:
         self._http = self._client_for(self._url)
 
     def use_token(self, token: Token | None) -> None:
-        """Show another token from now on."""
+        """Use another token from now on."""
         self._token = token
 
     def absolute(self, url: str) -> str:
-        """Return the URL that the server means."""
+        """Return the absolute URL of a URL from the server."""
         try:
             return str(self._url.join(url))
         except httpx2.InvalidURL as error:
@@ -209,12 +209,12 @@ class Transport:
             await client.aclose()
 
     def _client_for(self, url: httpx2.URL) -> httpx2.AsyncClient:
-        """Return the HTTP client for a URL. TLS has one of its own: to read the trusted certificates takes a while."""
+        """Return the HTTP client for a URL. Only HTTPS needs the trusted certificates, which take long to read."""
         secure = url.scheme == "https"
         if secure not in self._clients:
             self._clients[secure] = httpx2.AsyncClient(
                 base_url=self._url,
-                # Nothing that comes is larger than what went over the network.
+                # No compression: nothing grows after the network.
                 headers={"User-Agent": f"uploader-client/{__version__}", "Accept-Encoding": "identity"},
                 timeout=_timeout(_TIMEOUT_SECONDS),
                 limits=self._limits,
@@ -227,7 +227,7 @@ class Transport:
         return Retrying(self._patience, self._on_retry)
 
     async def request(self, method: str, path: str, **more: Any) -> httpx2.Response:
-        """Send a request again and again while that may help. Raises ServerProblem, Unreachable, BadAnswer."""
+        """Send a request, again while that may help. Raises ServerProblem, Unreachable, BadAnswer."""
         retrying = self.retrying()
         while True:
             try:
@@ -249,7 +249,7 @@ class Transport:
         params: Mapping[str, str] | None = None,
         timeout_seconds: float = _TIMEOUT_SECONDS,
     ) -> httpx2.Response:
-        """Try once; `body` is sent as JSON, `content` as it is, if it comes in pieces then no faster than the pace."""
+        """Try once. `body` is sent as JSON, `content` as it is; content in pieces is sent at the pace."""
         timeout = _timeout(timeout_seconds)
         if isinstance(content, AsyncIterable):
             content = self._pace.paced(content)
@@ -265,8 +265,8 @@ class Transport:
     async def stream(
         self, path: str, headers: Mapping[str, str], method: str = "GET", body: Any = None
     ) -> AsyncIterator[httpx2.Response]:
-        """One attempt to read an answer piece by piece, also from where the server sends us on to. Raises as
-        `request_once`, also while it is read."""
+        """Try once to read an answer piece by piece, also from another server that the answer leads to. Raises as
+        `request_once`, also during the reading."""
         request = await self._request(method, path, headers, json=body)
         async with self._streaming(request, answered=self._answered) as response:
             self._answered = True
@@ -291,8 +291,8 @@ class Transport:
             raise unreachable(error, answered=answered) from error
 
     def _request_sent_on(self, response: httpx2.Response) -> httpx2.Request:
-        """Ask the same where the server says: without the token, which is for nobody else, and without a condition on
-        an ETag, which is another one there. Raises BadAnswer."""
+        """Make the same request for another server, without the token, which must not leak, and without a condition on
+        an ETag, which differs there. Raises BadAnswer."""
         asked = response.request.headers
         headers = {name: asked[name] for name in ("Range", "Accept-Encoding", "User-Agent") if name in asked}
         try:
@@ -304,7 +304,7 @@ class Transport:
         return self._http.build_request("GET", url, headers=headers)
 
     async def blocks(self, response: httpx2.Response, most_bytes: int) -> AsyncIterator[bytes]:
-        """Yield the body of a stream, no faster than the pace."""
+        """Yield the body of a stream, at the pace."""
         async for block in response.aiter_raw(self._pace.piece_bytes(most_bytes)):
             await self._pace.take(len(block))
             yield block
@@ -322,8 +322,7 @@ class Transport:
 
 
 async def _read(response: httpx2.Response) -> httpx2.Response:
-    """Read an answer with its body. Raises BadAnswer for one that is too large, or encoded though nobody asked for
-    that, as soon as that is known."""
+    """Read an answer with its body. Raises BadAnswer early for one that is too large, or encoded without request."""
     if _is_encoded(response):
         raise BadAnswer(
             f"{response.url} is answered in {response.headers['content-encoding']!r}, which was not asked for"
@@ -335,7 +334,7 @@ async def _read(response: httpx2.Response) -> httpx2.Response:
 
 
 async def _read_problem(response: httpx2.Response) -> httpx2.Response:
-    """Read, as `_read`, an answer whose status says enough: what can't be one of our problems is left out."""
+    """Read an answer whose status is an error. A body that can't be our problem is left out."""
     return _with_body(
         response, b"" if _is_encoded(response) else await _read_most(response, _MOST_PROBLEM_BYTES) or b""
     )
@@ -346,9 +345,9 @@ def _is_encoded(response: httpx2.Response) -> bool:
 
 
 async def _read_most(response: httpx2.Response, most_bytes: int) -> bytes | None:
-    """Return the body; None if it is longer, whose rest is not read."""
+    """Return the body; None if it is longer than `most_bytes`, without reading the rest."""
     body = bytearray()
-    async for block in response.aiter_bytes():  # they are as they came
+    async for block in response.aiter_bytes():  # not encoded
         body += block
         if len(body) > most_bytes:
             return None
@@ -366,7 +365,7 @@ def _with_body(response: httpx2.Response, body: bytes) -> httpx2.Response:
 
 
 def _checked_url(url: str) -> httpx2.URL:
-    """Raises ValueError if this is no URL of a server."""
+    """Raises ValueError for an invalid URL of a server."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
@@ -399,7 +398,7 @@ def _raise_for_problem(response: httpx2.Response) -> None:
         raise stranger(response)
     if problem["code"] == "unauthenticated":
         problem = problem | {"detail": _why_unknown(response.request, str(problem.get("detail")))}
-    if problem["code"] == "not-found":  # no file and no upload, but the path itself
+    if problem["code"] == "not-found":  # the path itself is missing, not a file or an upload
         problem = problem | {"detail": f"there is nothing at {response.url}: is the server's URL right?"}
     if status == 431:
         problem = problem | {"detail": f"{problem.get('detail')}{_token_length(response)}"}
@@ -407,7 +406,7 @@ def _raise_for_problem(response: httpx2.Response) -> None:
 
 
 def _raise_for_proxy(response: httpx2.Response) -> None:
-    """Raise for a refusal that is a proxy's alone."""
+    """Raise the error for a refusal that only a proxy gives."""
     status, origin, code, fields = response.status_code, origin_of(response.url), "bad-answer", dict[str, Any]()
     if status == 413:
         code, fields = BODY_LIMITED, {"body_bytes": int(response.request.headers.get("Content-Length", 0))}
@@ -423,8 +422,7 @@ def _raise_for_proxy(response: httpx2.Response) -> None:
 
 
 def _raise_for_elsewhere(response: httpx2.Response) -> None:
-    """Raise for the answer of whom the server sent us on to, who speaks another language: asked again, it sends us on
-    anew."""
+    """Raise for an error of another server. Retryable, because the next call gets a new URL."""
     if response.status_code >= 300:
         raise ServerProblem(
             f"{origin_of(response.url)}, where the server keeps its bytes, answers {_status_of(response)}",
@@ -436,7 +434,7 @@ def _raise_for_elsewhere(response: httpx2.Response) -> None:
 
 
 def _why_unknown(request: httpx2.Request, detail: str) -> str:
-    """Return the server's reason, without the name of a header, which only those who write requests need."""
+    """Return the server's reason. A header's name is left out, because only authors of requests need it."""
     origin = origin_of(request.url)
     if "Authorization" not in detail:
         return f"{origin}: {detail}"
@@ -446,7 +444,7 @@ def _why_unknown(request: httpx2.Request, detail: str) -> str:
 
 
 def _problem_of(response: httpx2.Response) -> dict[str, Any] | None:
-    """Return the members of a problem (RFC 9457), if the answer is one with a code."""
+    """Return the members of a problem (RFC 9457) with a code; None for other answers."""
     if not response.headers.get("content-type", "").startswith("application/problem+json"):
         return None
     try:
@@ -457,6 +455,6 @@ def _problem_of(response: httpx2.Response) -> dict[str, Any] | None:
 
 
 def _retry_after_seconds(response: httpx2.Response) -> float | None:
-    """`Retry-After` in seconds. Its other form, a date, is left to the ordinary pause."""
+    """Return `Retry-After` in seconds. A date is left to the ordinary pause."""
     text = response.headers.get("retry-after", "")
     return float(text) if text.isascii() and text.isdigit() and len(text) < 9 else None

@@ -1,7 +1,7 @@
-"""Takes small files out of an archive as it comes: each in its turn, of its size, and compared with its SHA-256; then
-written beside its target, and given its name together with others, once the bytes of all of them are durable.
+"""Takes small files out of an archive as it arrives: each in order, of the expected size, and compared with its
+SHA-256. The files are written beside their targets, and renamed together once all their bytes are durable.
 
-Refuses to believe the server: names are those that were chosen here, and an archive has no more than was asked for.
+The server is not trusted: the names are the client's, and more bytes than requested are an error.
 """
 
 import ctypes
@@ -22,17 +22,17 @@ from uploader.client.model import File
 from uploader.client.system import open_alone, open_directory
 from uploader.domain.archive import MAX_PADDING_BYTES, ArchiveReader, MalformedArchive, Member
 
-# What is open at once, and made durable together.
+# How many files are open at once, and made durable together.
 _TOGETHER = 64
-# From so many on to sync the filesystem takes less than to sync each of them.
+# From this many files on, syncing the filesystem is faster than syncing each file.
 _MANY = 4
-# Of what goes before the bytes of a member, and fills up its last block: more than the longest name takes.
+# A limit for the header and the padding of a member, with the longest name.
 _HEAD_BYTES = 8 << 10
 _syncfs = None if sys.platform == "win32" else getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 
 
 class Place(Struct, frozen=True):
-    """A file of the server, and where it goes."""
+    """A file of the server, and its target."""
 
     local: LocalFile
     file: File
@@ -48,15 +48,14 @@ Whole = tuple[Place, bytes]
 
 
 class Unpacking:
-    """The files of one archive. `save` blocks, and nothing else is to be called meanwhile; the rest is less than what it
-    costs to pass a block to a thread."""
+    """The files of one archive. `save` blocks, and excludes other calls; the rest is too fast for a thread."""
 
     def __init__(self, places: Sequence[Place]) -> None:
-        # In the order in which they were asked for; the first one may be on its way.
+        # In the order of the request; the first one may be arriving.
         self.waiting = deque(places)
-        # Those that the archive does not bring: alone they come, or it is told why not.
+        # Files that the archive does not bring. A request of its own brings each file, or the reason.
         self.left_over: list[Place] = []
-        # Whether the server has answered.
+        # True once the server has answered.
         self.has_begun = False
         self._reader = ArchiveReader()
         self._bytes_left = sum(place.file.size + _HEAD_BYTES for place in places) + MAX_PADDING_BYTES
@@ -65,11 +64,11 @@ class Unpacking:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether enough came whole for a `save`."""
+        """Return whether there are enough files for a `save`."""
         return len(self._whole) >= _TOGETHER
 
     def take(self, block: bytes) -> None:
-        """Take what came. Raises BadAnswer: what came whole before is for `save`."""
+        """Take received bytes. Raises BadAnswer; files that were complete before are left for `save`."""
         self._bytes_left -= len(block)
         if self._bytes_left < 0:
             raise BadAnswer("the server sent more than it was asked for")
@@ -83,14 +82,14 @@ class Unpacking:
             raise BadAnswer(f"what the server sent is no archive: {error}") from error
 
     def check_end(self) -> None:
-        """Raises Unreachable if there is no end yet."""
+        """Raises Unreachable if the archive has not ended."""
         try:
             self._reader.end()
         except MalformedArchive as error:
             raise Unreachable("the answer ended early") from error
 
     def save(self) -> list[Outcome]:
-        """Give the files that came whole their names, also after a power cut."""
+        """Give the complete files their names, durably."""
         outcomes: list[Outcome] = []
         while self._whole:
             together, self._whole = _without_twins(self._whole)
@@ -136,7 +135,7 @@ class Unpacking:
 
 
 def _without_twins(whole: Sequence[Whole]) -> tuple[list[Whole], list[Whole]]:
-    """Return files to save together, and the others: of one content in one directory there is one partial file."""
+    """Return files to save together, and the others. Each content has only one partial file in a directory."""
     together: dict[tuple[str, str], Whole] = {}
     others: list[Whole] = []
     for each in whole:
@@ -149,14 +148,14 @@ def _without_twins(whole: Sequence[Whole]) -> tuple[list[Whole], list[Whole]]:
 
 
 class _Saving:
-    """Writes files beside their targets, locked as each download does, and renames them once they are durable. Where
-    another one is at work, or has left something, the file is left to a download of its own."""
+    """Writes files beside their targets, locked like other downloads, and renames them once they are durable. A file
+    with an existing partial file is left to a download of its own."""
 
     def __init__(self) -> None:
         self.left_over: list[Place] = []
         self._outcomes: list[Outcome] = []
         self._directories: dict[str, int | None] = {}
-        # The partial files.
+        # The partial files, by path.
         self._written: dict[str, tuple[Place, int]] = {}
 
     def run(self, files: Iterable[Whole]) -> list[Outcome]:
@@ -166,7 +165,7 @@ class _Saving:
             _sync([descriptor for _, descriptor in self._written.values()], self._open_directories())
             renamed = [place for path, (place, _) in list(self._written.items()) if self._rename(path, place)]
             _sync(self._open_directories(), self._open_directories())
-        except OSError as error:  # of a disk: nothing is known of any
+        except OSError as error:  # an error of a disk leaves all files in doubt
             lost = [place for place, _ in self._written.values()]
             return self._outcomes + [Outcome(place.local, error=unwritable(error, place.target)) for place in lost]
         return self._outcomes + [Outcome(place.local, place.file, "fetched") for place in renamed]
@@ -181,7 +180,7 @@ class _Saving:
     def _write(self, place: Place, content: bytes) -> None:
         path, parent = f"{place.directory}/{partial_name(place.file)}", place.directory
         try:
-            # Opened before: what is written from here on, this descriptor is told of if it fails.
+            # Opened before writing: this descriptor reports errors of later writes.
             if parent not in self._directories:
                 self._directories[parent] = open_directory(parent)
             descriptor = open_alone(path, new=True)
@@ -223,8 +222,7 @@ class _Saving:
 
 
 def _sync(descriptors: Collection[int], directories: Collection[int]) -> None:
-    """Make files, or directories, durable; many by their filesystems (syncfs(2)), which `directories` are on. Raises
-    OSError."""
+    """Make files or directories durable; many by syncfs(2) of the filesystems of `directories`. Raises OSError."""
     if _syncfs is None or len(descriptors) < _MANY:
         for descriptor in descriptors:
             os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""The upload of one source: in one request if it is small, hashed first and sent in chunks if it is
-larger, opened first if it is large.
+"""The upload of one source: small sources go in a single request, larger ones are hashed and then sent in chunks, large
+ones are opened before hashing.
 
-The server's list of missing chunks is the truth at every step, so a run that was killed is simply run again. `Sending`
-knows how bytes are sent, and nothing of digests and merges: where the upload stands in the end is for `Uploading` to judge.
+At every step, the server's list of missing chunks is the truth, so a killed run is simply repeated. `Sending` knows how
+to send bytes, and nothing of digests and merges; `Uploading` judges the state of the upload in the end.
 """
 
 import asyncio
@@ -28,51 +28,52 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 1 << 20
 _PIECE_BYTES = 128 << 10
-# It pays for larger files, as a question and a signature cost more than what they spare of others.
+# Deltas pay off for larger files; for others a question and a signature cost more than they spare.
 _SMALLEST_BYTES = 8 << 20
 _SMALLEST_BASE_BYTES = 1 << 20
-# How long a line is tried, and how much of a source is cut, to tell which of them is faster.
+# How long the line is measured, and how much of a source is cut, to compare their speeds.
 _TRIED_SECONDS = 0.25
 _CUT_BYTES = 4 << 20
 _PAGE_FILES = 1000
-# What is said of instructions, and not of the chunk or its upload.
+# Problems of instructions, not of the chunk or the upload.
 _INSTRUCTIONS_REFUSED = frozenset({"invalid-delta", "base-unusable", "file-not-found", "chunk-length-mismatch"})
 
-# How many uploads under one key may have ended before the file is opened by its digests instead.
+# How many uploads with one key may have ended before the file is opened by its digests instead.
 _KEY_ATTEMPTS = 20
 _ROUNDS = 10
 _FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 2.0
 
 
 class Changes:
-    """The changes of one source, if they can be sent alone: it replaces a file that is there, the server tells what
-    that is made of, and goes on taking instructions. Whatever is in the way, everything is sent. The server is asked
-    when it is to be sent, and once.
+    """The changes of a source, which can be sent alone if the source replaces an existing file, and the server has a
+    signature and takes instructions. In all other cases everything is sent. The server is asked once, when the changes
+    are needed.
 
-    To find what changed, both sides read, cut and hash all of the file, which takes less time than a slow line, and more
-    than a fast one. So everything is sent for a moment, and what all transfers of the client move is compared with what it
-    takes to cut some of the source meanwhile. On a fast line the rest is sent, too; else what was on its way is dropped.
+    To find the changes, both sides read, cut and hash the whole file. That takes less time than a slow line, and more
+    than a fast one. So at first everything is sent for a moment. The rate of all transfers of the client is compared
+    with the time for cutting some of the source meanwhile. On a fast line the rest is sent, too; on a slow line,
+    unfinished chunks are dropped.
     """
 
     def __init__(self, api: Api, source: Source, name: str, *, replaces: bool, wanted: bool | None) -> None:
-        """`wanted`: whether to send the changes alone; None: where the line is slow."""
+        """`wanted`: True: send only the changes; False: send everything; None: decide by the line."""
         self._api = api
         self._source = source
         self._name = name
         self._is_possible = replaces and wanted is not False and source.size >= _SMALLEST_BYTES
-        # Until it is, everything is sent.
+        # Until this is true, everything is sent.
         self._is_chosen = wanted is True
         self._base: File | None = None
         self._asking = asyncio.Lock()
-        # What the server has of it, if it is known.
+        # The parts of the source that the server has, once known.
         self.known: Known | None = None
 
     async def depend_on_the_line(self) -> bool:
-        """Tell whether the line has to be tried first."""
+        """Return whether the line has to be measured first."""
         return not self._is_chosen and await self.can_spare()
 
     async def choose(self, bytes_per_second: float) -> bool:
-        """Choose by the rate of the line; return whether to send the changes alone. Raises FileChanged, Unreadable."""
+        """Decide by the rate of the line. Return whether to send only the changes. Raises FileChanged, Unreadable."""
         from uploader.client.delta import cutting_seconds
 
         cut_bytes = min(self._source.size, _CUT_BYTES)
@@ -83,12 +84,12 @@ class Changes:
         return self._is_chosen
 
     async def look(self) -> None:
-        """Find out what is known. Raises FileChanged, Unreadable."""
+        """Find the parts that the server has. Raises FileChanged, Unreadable."""
         async with self._asking:
             if not self._is_possible or not self._is_chosen or self.known is not None:
                 return
             if base := await self._find_base():
-                from uploader.client.delta import Known  # here, because most uploads replace nothing that is large
+                from uploader.client.delta import Known  # imported here, because most uploads replace no large file
 
                 with contextlib.suppress(errors.ClientError, ValueError):
                     signature = await self._api.signature(base.id)
@@ -119,11 +120,11 @@ class Sending(Struct, frozen=True):
     meter: Meter
     shared: Shared
     gate: asyncio.Event  # closed while the transfer is paused
-    told: asyncio.Event  # the last chunk waits until it is set
-    changes: Changes  # what need not be sent
+    told: asyncio.Event  # the last chunk waits until this is set
+    changes: Changes  # finds bytes that need not be sent
 
     async def send_missing(self, upload: Upload) -> UploadStatus:
-        """Send all chunks that the server misses; where it stands then."""
+        """Send all chunks that the server misses. Return the state afterwards."""
         self.meter.enter("uploading")
         if await self.changes.depend_on_the_line():
             status = await self._try_line(upload)
@@ -140,14 +141,14 @@ class Sending(Struct, frozen=True):
             is_smallest = asked_bytes is not None and asked_bytes < upload.chunk_size
             await self.shared.halve(self.api, error)
             status = await self.api.status(upload.id)
-            # To begin anew with smaller chunks sends all bytes, to append only the missing ones.
+            # Beginning anew with smaller chunks sends all bytes; appending sends only the missing ones.
             if isinstance(status, Open) and (status.upload.received_bytes or is_smallest):
-                with contextlib.suppress(errors.BadAnswer):  # of a server without appends
+                with contextlib.suppress(errors.BadAnswer):  # a server without appends
                     return await self._append(status.upload)
             raise
 
     async def _append(self, upload: Upload) -> UploadStatus:
-        """Send what is missing in pieces that are smaller than its chunks, one after the other; where it stands then."""
+        """Send the missing bytes in pieces smaller than chunks, one after the other. Return the state afterwards."""
         retrying = self.api.retrying()
         for first, last in upload.missing:
             end_offset = min((last + 1) * upload.chunk_size, upload.size)
@@ -170,7 +171,7 @@ class Sending(Struct, frozen=True):
         return await self.api.status(upload.id)
 
     async def _try_line(self, upload: Upload) -> UploadStatus:
-        """Send whole chunks, for a moment if the line is slow; where it stands then."""
+        """Send whole chunks, only for a moment if the line is slow. Return the state afterwards."""
         moved_bytes, began_at = self.shared.moved_bytes, time.monotonic()
         sending = asyncio.create_task(self._send_all(upload))
         try:
@@ -193,7 +194,7 @@ class Sending(Struct, frozen=True):
         return await self.api.status(upload.id)
 
     async def _send_from(self, queue: plan.Queue, upload: Upload) -> UploadStatus | None:
-        """Send the rest. Return the state of the upload, if the last answer said it."""
+        """Send chunks until none is left. Return the state of the upload, if the last answer tells it."""
         status: UploadStatus | None = None
         while len(queue):
             await self.gate.wait()
@@ -208,14 +209,13 @@ class Sending(Struct, frozen=True):
         return status
 
     async def _send(self, upload: Upload, number: int) -> model.Sent | UploadStatus:
-        """Send one chunk until it counts. After a failure the server is asked first: the answer alone may have been
-        lost."""
+        """Send one chunk until it counts. After a failure ask the server first, because only the answer may be lost."""
         retrying = self.api.retrying()
         while True:
             try:
                 return await self._send_once(upload, number)
             except errors.ServerProblem as error:
-                if error.code != "chunks-missing":  # then others are missing: ours counts
+                if error.code != "chunks-missing":  # otherwise ours counts, and others are missing
                     await retrying.pause(error)
             except errors.ClientError as error:
                 await retrying.pause(error)
@@ -253,7 +253,7 @@ class Sending(Struct, frozen=True):
 
     @asynccontextmanager
     async def _pieces(self, parts: Sequence[Part]) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Yield the bytes as they are read; until this ends they are on their way."""
+        """Yield the bytes while they are read. Until this ends, they count as on their way."""
         moving_bytes = 0
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -286,7 +286,7 @@ class Sending(Struct, frozen=True):
 
 
 def begins_anew(error: errors.ServerProblem) -> bool:
-    """Return whether an upload ended, or can't go on, for a reason that a new one does not have."""
+    """Return whether an upload ended, or can't go on, for a reason that a new upload does not have."""
     if error.code == "upload-gone":
         return error.fields.get("reason") in ("expired", "md5-mismatch", "sha256-mismatch")
     return error.code in ("md5-mismatch", "sha256-mismatch", "md5-conflict", "sha256-conflict", "bytes-conflict")
@@ -295,9 +295,9 @@ def begins_anew(error: errors.ServerProblem) -> bool:
 class Destination(Struct, frozen=True):
     name: str
     if_exists: model.IfExists = "keep"
-    # The caller's files of this name and size: if it is one of them, nothing has to be done.
+    # The caller's files of this name and size. If the source is one of them, there is nothing to do.
     candidates: Sequence[File] = ()
-    # The open upload of these bytes that is to become it.
+    # An open upload of the same bytes to resume.
     upload: Upload | None = None
 
 
@@ -314,16 +314,16 @@ class Uploading:
         self._expected = destination.upload
         self._meter = meter
         self._shared = shared
-        self._told = asyncio.Event()  # the server has the digests, or has to do without
+        self._told = asyncio.Event()  # set when the server has the digests, or has to do without
         replaces = destination.if_exists == "replace"
         self._changes = Changes(api, source, destination.name, replaces=replaces, wanted=shared.delta)
         self._sending = Sending(api, source, meter, shared, gate, self._told, self._changes)
-        self._wishes: dict[str, str] = {}  # beyond keeping the bytes
+        self._wishes: dict[str, str] = {}  # beyond the bytes
         self._present = False
         self.upload_id: str | None = None
 
     async def discard(self) -> None:
-        """Let the server forget what it has of an upload that is not whole."""
+        """Let the server forget an unfinished upload."""
         if self.upload_id is not None:
             await self._api.cancel(self.upload_id)
 
@@ -333,8 +333,7 @@ class Uploading:
         return "instant" if file.instant and not self._present else "present"
 
     async def run(self) -> File:
-        """Upload; return the file it became. Raises ClientError; after FileChanged the server keeps nothing of the
-        upload."""
+        """Upload, and return the file. Raises ClientError; after FileChanged the server keeps nothing of the upload."""
         self._meter.tell()
         await self._check_room()  # before anything is read
         self._hashing = asyncio.create_task(digests_of(self._source, self._meter.hashed))
@@ -343,7 +342,7 @@ class Uploading:
             if self._at_once_bytes:
                 self._wishes = plan.wishes(self._destination.if_exists, self._source.modified_ns)
             elif self._destination.if_exists != "keep":
-                raise errors.ServerTooOld  # rather than doing something else
+                raise errors.ServerTooOld  # rather than ignore `if_exists`
             file = await self._run_again_if_it_helps()
             self._meter.enter("complete")
             return file
@@ -366,8 +365,8 @@ class Uploading:
                         raise
                     else:
                         is_again = True
-                # The bytes that earlier runs had sent were others, the upload expired under our hands, or its chunks are too
-                # large for a proxy: once more.
+                # Once more: earlier runs had sent other bytes, the upload has expired meanwhile, or its chunks are too
+                # large for a proxy.
                 self._source.check()
                 await self._discard_mixed()
                 self._expected = None
@@ -378,7 +377,7 @@ class Uploading:
             raise
 
     async def _discard_mixed(self) -> None:
-        """Discard an upload that also holds other bytes: somebody sent them under the same key, or appended them."""
+        """Discard an upload that also holds other bytes, sent under the same key or appended."""
         with contextlib.suppress(errors.ClientError):
             await self.discard()
 
@@ -419,12 +418,12 @@ class Uploading:
                 return at_once
         file = await self._finish(await self._open_by_digests(digests))
         if file.name != self._name:
-            # An upload of the same bytes was resumed, under the name it had; now they are there for ours, too.
+            # An upload of the same bytes was resumed, under its own name. Now the content exists for this name, too.
             file = await self._finish(await self._open_by_digests(digests))
         return file
 
     async def _goes_at_once(self, digests: Digests) -> bool:
-        """Return whether one request is the shortest way: not if a small question may spare the bytes."""
+        """Return whether to send the file in a single request, not if a question may spare its bytes."""
         size = self._source.size
         if not size or size > self._at_once_bytes:
             return False
@@ -436,8 +435,8 @@ class Uploading:
         return all(state.state == "absent" for state in states.values())
 
     async def _at_once(self, digests: Digests) -> File | None:
-        """Send it in one request. None: ask before sending more, because it is too large for that, or was refused for the
-        moment, or the answer was lost."""
+        """Send the file in one request. Return None if the client has to ask before sending more: the file is too large
+        for this, was refused for the moment, or the answer was lost."""
         try:
             file, self._present = await self._sending.send_whole(digests, self._name, self._wishes)
         except errors.ClientError as error:
@@ -460,7 +459,7 @@ class Uploading:
         return opened
 
     async def _prove(self, upload_id: str | None, digests: Digests, challenge: model.Challenge) -> Complete | None:
-        """Return the file, if the proof is taken; None: the bytes have to be sent."""
+        """Return the file if the proof is accepted; None if the bytes have to be sent."""
         from uploader.domain.digest import ALGORITHM
 
         if challenge.algorithm != ALGORITHM:
@@ -483,7 +482,7 @@ class Uploading:
         return await self._api.status(upload.id)
 
     async def _go_on(self, opened: Open | Merging) -> File:
-        """Send what it lacks while the source is hashed."""
+        """Send the missing bytes while the source is hashed."""
         self._told.clear()
         sending = asyncio.create_task(self._finish(opened))
         try:
@@ -493,14 +492,14 @@ class Uploading:
             digests = self._hashing.result()
             alone = self._shared.alone(digests.md5)
             if alone.locked():
-                await end(sending)  # somebody sends the same bytes at this moment
+                await end(sending)  # another upload sends the same bytes at this moment
             async with alone:
                 return await self._tell_and_finish(opened.upload, digests, sending)
         finally:
             await end(sending)
 
     async def _open_by_key(self) -> UploadStatus | None:
-        """Return the upload under this file's key, begun now or in an earlier run; None if only the digests can help."""
+        """Open or resume the upload under this file's key. Return None if only the digests can help."""
         sample = await sample_of(self._source)
         for attempt in range(_KEY_ATTEMPTS):
             key = plan.resume_key(self._name, self._source.size, sample, attempt)
@@ -508,10 +507,10 @@ class Uploading:
             try:
                 opened = await self._api.open_upload(self._name, size, chunk_size, key, self._wishes)
             except errors.NotFound:
-                continue  # it was cancelled, has expired, or its file was deleted
+                continue  # the upload was cancelled or has expired, or its file was deleted
             except errors.QuotaExceeded:
                 await self._check_room()
-                return None  # the content may be there already
+                return None  # the content may exist already
             except errors.TooManyFiles:
                 if not await needs_no_place(self._api, self._name, size, self._destination.if_exists):
                     raise
@@ -540,8 +539,7 @@ class Uploading:
         return await self._finish(told) if sending.cancelled() else await sending
 
     async def _meet(self, other_id: str, upload: Upload, digests: Digests, sending: "asyncio.Task[File]") -> File:
-        """Go on with the fuller one where the caller has another open upload of this content, perhaps from another
-        device."""
+        """Resume the fuller one of two open uploads of this content, the other perhaps of another device."""
         own, other = await asyncio.gather(self._api.status(upload.id), self._api.status(other_id))
         if isinstance(own, Open) and not (
             isinstance(other, Open) and other.upload.received_bytes < own.upload.received_bytes
@@ -549,7 +547,7 @@ class Uploading:
             await end(sending)
             await self._api.cancel(upload.id)
             return await self._by_digests_alone(digests)
-        # The other one is left to its device. The server computes the digests of ours; `_run` compares them.
+        # The other upload is left to its device. The server computes the digests of ours, and `_run` compares them.
         self._told.set()
         return await self._finish(own) if sending.cancelled() else await sending
 

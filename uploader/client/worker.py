@@ -1,4 +1,4 @@
-"""Workers: they take the tasks of queues from a server, and hold each while a handler works on it.
+"""Workers take tasks of queues from a server, and hold each task while a handler works on it.
 
 ```python
 worker = Worker("https://uploads.example.org", token)
@@ -45,16 +45,16 @@ H = TypeVar("H", bound=Callable[[Any], Any])
 
 # How long the server is asked to wait for a task.
 _WAIT_SECONDS = 30.0
-# A lease is extended when so much of it has passed.
+# A lease is extended after this part of its length.
 _EXTENDED_AFTER = 1 / 3
-# How long a task rests that a handler has given up.
+# The delay of a task that a handler has failed.
 _REST_SECONDS = 10.0
 _LEASE_LOST = "lease-lost"
 _MAX_ERROR_LENGTH = 1000
 
 
 class _Claimed(msgspec.Struct):
-    """A task as the server tells it."""
+    """A task as the server sends it."""
 
     id: str
     lease: str
@@ -72,7 +72,7 @@ _TASKS = msgspec.json.Decoder(_Tasks)
 
 
 class _Queue(Api):
-    """The calls of one queue; the content of a task is that of its file."""
+    """The calls of one queue."""
 
     def __init__(self, transport: "Transport", name: str) -> None:
         super().__init__(transport)
@@ -102,8 +102,8 @@ class _Content(Api):
 
 
 class _HeldTask:
-    """A task that this worker holds. `fence` grows with each claim of the task, so that what a handler writes elsewhere can
-    be told from what an earlier holder still writes."""
+    """A task that this worker holds. `fence` grows with each claim of the task, so a handler that writes elsewhere can
+    refuse the late writes of an earlier holder."""
 
     def __init__(self, queue: _Queue, claimed: _Claimed) -> None:
         self._queue = queue
@@ -112,19 +112,19 @@ class _HeldTask:
         self.fence = claimed.fence
         self.attempt = claimed.attempt
         self.event: Mapping[str, Any] = claimed.event
-        # What the task ends with, beside its lease.
+        # Sent with the lease when the task is done.
         self.verdict: Mapping[str, str] = {}
-        # Whether the lease ended before the work did: what this handler does counts no more.
+        # True if the lease ended before the work: the result of this handler does not count.
         self.is_lost = False
 
     def refuse(self, reason: str) -> None:
-        """Have the gate that this queue is refuse the file, once the handler returns: it goes into its owner's trash, where
-        `reason` tells why. Without this the file passes."""
+        """Let the gate refuse the file when the handler returns. The file goes to its owner's trash, with `reason`.
+        Without this call, the file passes."""
         self.verdict = {"verdict": "refuse", "reason": reason[:_MAX_ERROR_LENGTH]}
 
     @property
     def file(self) -> File:
-        """Return the file that the event is about. Raises BadAnswer if it is about something else."""
+        """Return the file of the event. Raises BadAnswer if the event has no file."""
         try:
             return msgspec.convert(self.event["data"]["file"], File)
         except (KeyError, TypeError, msgspec.ValidationError) as error:
@@ -143,7 +143,7 @@ class AsyncTask(_HeldTask):
     """A task for a handler that is a coroutine."""
 
     async def save(self, path: "str | Path") -> Path:
-        """Download the file, compare it with its SHA-256, and only then give it this path. Raises ClientError."""
+        """Download the file. The path appears when the SHA-256 is right. Raises ClientError."""
         return await self._download(Path(path))
 
 
@@ -155,7 +155,7 @@ class Task(_HeldTask):
         self._loop = loop
 
     def save(self, path: "str | Path") -> Path:
-        """Download the file, compare it with its SHA-256, and only then give it this path. Raises ClientError."""
+        """Download the file. The path appears when the SHA-256 is right. Raises ClientError."""
         return asyncio.run_coroutine_threadsafe(self._download(Path(path)), self._loop).result()
 
 
@@ -173,11 +173,11 @@ class _Handler:
 
 @dataclass(eq=False)
 class Worker:
-    """Takes tasks of the queues that have a handler, extends their leases while they are worked on, acknowledges them at the
-    end, and gives them back with the error where a handler raises.
+    """Takes tasks of the queues with a handler, extends their leases during the work, acknowledges finished tasks, and
+    gives tasks back, with the error, when a handler raises.
 
-    `token` is one of the queues (`uploader token create USER --queue NAME`) or an administrator's. `patience` says how long
-    a server that can't be reached is waited for; by default for ever.
+    `token` is a token of the queues (`uploader token create USER --queue NAME`) or an administrator's. `patience` says
+    how long to wait for a server that can't be reached; by default for ever.
     """
 
     url: str
@@ -188,8 +188,8 @@ class Worker:
     _stopping: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def handles(self, queue: str, *, lease: str | float = "10m", at_once: int = 1) -> Callable[[H], H]:
-        """Let a function or a coroutine work on the tasks of a queue, on so many at once. A worker that dies loses a task
-        when its `lease` ends, a duration such as `10m` or seconds. Raises ValueError."""
+        """Register a function or a coroutine for the tasks of a queue, for `at_once` tasks at the same time. If the
+        worker dies, its tasks are free when the `lease` ends, a duration such as `10m` or seconds. Raises ValueError."""
         lease_seconds = parse_duration(lease) if isinstance(lease, str) else lease
         if at_once < 1:
             raise ValueError("a handler works on at least one task at once")
@@ -201,7 +201,7 @@ class Worker:
         return register
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT; then end what is under way, and return. Raises ClientError."""
+        """Work until SIGTERM or SIGINT. Then finish the running tasks, and return. Raises ClientError."""
         asyncio.run(self._until_signal())
 
     async def _until_signal(self) -> None:
@@ -210,7 +210,7 @@ class Worker:
         def stop(_number: int, _frame: FrameType | None) -> None:
             loop.call_soon_threadsafe(self.stop)
 
-        # The loop's own handlers are no part of it on Windows.
+        # The event loop has no signal handlers on Windows.
         before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             await self.serve()
@@ -219,11 +219,11 @@ class Worker:
                 signal.signal(number, handler)
 
     def stop(self) -> None:
-        """Take no task more; those that are worked on come to their end. From the event loop."""
+        """Take no more tasks; running ones are finished. Call it from the event loop."""
         self._stopping.set()
 
     async def serve(self) -> None:
-        """Work until `stop`. Raises ClientError where waiting does not help: the token is wrong, there is no such queue."""
+        """Work until `stop`. Raises ClientError if waiting does not help: a wrong token, a missing queue."""
         from uploader.client.transport import Transport
 
         slots = sum(handler.at_once for handler in self._handlers)
@@ -335,11 +335,11 @@ class _Serving:
             extending.cancel()
 
     async def _extend(self, claimed: _Claimed, task: _HeldTask, work: "asyncio.Task[Any]") -> None:
-        """Extend the lease again and again; once it is lost, a coroutine is cancelled, and a function left to notice."""
+        """Extend the lease again and again. Once it is lost, cancel a coroutine; a function has to notice by itself."""
         seconds = self._handler.lease_seconds
         while not task.is_lost:
             await asyncio.sleep(seconds * _EXTENDED_AFTER)
-            with suppress(ClientError):  # the lease is there for that
+            with suppress(ClientError):  # the rest of the lease bridges the failure
                 await self._tell(task, claimed, "extend", lease_seconds=seconds)
         if self._handler.is_async:
             work.cancel()

@@ -1,6 +1,6 @@
 """Access to the server: users, their quotas and their tokens.
 
-A token is stored only as its SHA-256. Refuses to know how a request carries it.
+A token is stored only as its SHA-256. This module does not know how a request carries a token.
 """
 
 import hashlib
@@ -29,14 +29,15 @@ from uploader.service.audit_log import act, actor
 from uploader.service.revocations import Authority, Remembered, Revocations, SlowDown, authority_of_context
 from uploader.service.secret import write_secret
 
-# For so long after the last look for revocations a token is believed: while the database is away.
+# A token is believed for this long after the last look for revocations, so that callers stay in while the database is
+# away.
 _BELIEVED_SECONDS = 15.0
 LOCAL_USER = "local"
-# Words of a scope: the caller may read /metrics; they may take the tasks of the queue whose name follows.
+# Words of a scope: the caller may read /metrics; the caller may take tasks of the queue whose name follows.
 METRICS_SCOPE, QUEUE_SCOPE = "metrics", "queue:"
-# The name under which the edge knows it.
+# The HTTP layer imports the type from here.
 Token = queries.Token
-# Of the SHA-256, in hexadecimal digits.
+# Hexadecimal digits of the SHA-256.
 TOKEN_ID_LENGTH = 16
 
 
@@ -44,10 +45,10 @@ TOKEN_ID_LENGTH = 16
 class Identity:
     caller: Caller
     admin: bool = False
-    # Of the token that was shown; None where it is not one of ours.
+    # Of the token that was shown; None if another server authenticated the caller.
     token_sha256: str | None = field(default=None, repr=False)
     token_made_by: str | None = None
-    # All that the token is good for, as words; None: for whatever the user may do.
+    # The words that say what the token is good for; None: everything that the user may do.
     scope: str | None = None
     # Of a visitor of a link.
     visit: Visit | None = None
@@ -61,14 +62,15 @@ class Identity:
         return self.token_sha256 and self.token_sha256[:TOKEN_ID_LENGTH]
 
     def authority(self, *, as_admin: bool) -> Authority | None:
-        """Return the rows by which the caller acts, as an administrator or not; None: there are none."""
+        """Return the rows that give the caller their rights; None if there are no such rows."""
         if self.visit is not None or (self.token_sha256 is None and not as_admin):
             return None
         return Authority(self.user_id, self.token_sha256, as_admin)
 
     @property
     def party(self) -> str:
-        """Return who pays: what comes by the links of a user has a share beside the user's own (no id has a slash)."""
+        """Return the party that is charged. Requests through a user's links have a share of their own, apart from the
+        user's. (No user id contains a slash.)"""
         return self.user_id if self.visit is None else f"{self.user_id}/links"
 
     @property
@@ -83,13 +85,13 @@ class Identity:
 
 
 def narrowed(scopes: Iterable[str]) -> str | None:
-    """Return the words of a scope that make a token good for them alone; None if there are none."""
+    """Return the words of `scopes` that restrict a token; None if there are none."""
     words = [word for word in scopes if word == METRICS_SCOPE or word.startswith(QUEUE_SCOPE)]
     return " ".join(words) or None
 
 
 def spelled(scope: str) -> str:
-    """Return what a token of this scope is good for, for a person."""
+    """Describe for a person what a token of this scope is good for."""
     queues = [word.removeprefix(QUEUE_SCOPE) for word in scope.split(" ") if word.startswith(QUEUE_SCOPE)]
     return " and ".join(f"the tasks of {queue}" for queue in queues) or f"/{scope}"
 
@@ -104,15 +106,15 @@ class Accounts:
 
     def __post_init__(self) -> None:
         self._callers: Remembered[Identity] = Remembered(self.revocations, _BELIEVED_SECONDS)
-        # Users whom somebody else has authenticated; those who claim to be administrators apart.
+        # Users whom another server authenticated; users who claim to be administrators are remembered apart.
         self._met: Remembered[bool] = Remembered(self.revocations, _BELIEVED_SECONDS)
         self._claims: Remembered[bool] = Remembered(self.revocations, _BELIEVED_SECONDS)
 
     # Callers
 
     async def authenticate(self, token: str, slow_down: SlowDown) -> Identity:
-        """Return the user and the rights of a token; first `slow_down`, unless it was right when it was last shown to this
-        process. Raises Unauthenticated, Unavailable, and as that."""
+        """Return the user and the rights of a token. Call `slow_down` first, unless the token was valid when this
+        process last saw it. Raises Unauthenticated, Unavailable, and what `slow_down` raises."""
         token_sha256, generation = _hash(token), self.revocations.generation
         known = self._callers.get(token_sha256)
         if known is not None:
@@ -120,7 +122,7 @@ class Accounts:
         if not self._callers.knows(token_sha256):
             await slow_down()
         shown = await self.database.read(queries.token_by_hash, token_sha256, brief=True)
-        # The look-up is by hash; the comparison in constant time keeps an index from telling how near a guess was.
+        # The look-up is by hash. The comparison in constant time hides from a caller how near a guess was.
         if (
             shown is None
             or not hmac.compare_digest(shown.token.token_sha256.encode(), token_sha256.encode())
@@ -131,14 +133,14 @@ class Accounts:
         row = shown.token
         if not shown.has_user:
             await self.ensure_user(row.user_id)
-        # The right is the token's and the user's.
+        # An administrator needs the right twice: on the token and on the user.
         identity = Identity(owner(row.user_id), row.admin and shown.admin, token_sha256, row.made_by, row.scope)
         self._callers.put(token_sha256, identity, generation)
         return identity
 
     async def admit(self, user_id: str, total_space: int | None = None, *, claims_admin: bool = False) -> bool:
-        """Make a user whom somebody else has authenticated, at first sight with this quota; return whether the user is an
-        administrator. A claim makes one at first sight; after that only an administrator decides. Raises Unavailable."""
+        """Create a user whom another server authenticated, with this quota, at first sight. Return whether the user is
+        an administrator: a claim counts at first sight only. Raises Unavailable."""
         generation = self.revocations.generation
         known = (self._claims if claims_admin else self._met).get(user_id)
         if known is not None:
@@ -159,7 +161,8 @@ class Accounts:
     # Users
 
     async def ensure_user(self, user_id: str, total_space: int | None = None, *, by: Actor | None = None) -> bool:
-        """Make a user unless there; tell whether that was done. `by`: by default who acts. Raises InvalidRequest."""
+        """Create a user unless there is one; return whether it did. `by`: the actor, if not the context's. Raises
+        InvalidRequest."""
         try:
             check_user_id(user_id)
         except ValueError as error:
@@ -176,8 +179,8 @@ class Accounts:
         return True
 
     async def change_user(self, user_id: str, *, total_space: int | None = None, admin: bool | None = None) -> Usage:
-        """Set a user's quota, and make the user an administrator or none; make a missing user. What is used already stays.
-        Raises InvalidRequest, LastAdministrator."""
+        """Set a user's quota, and grant or take the right of an administrator. Create the user if necessary. Files and
+        uploads stay, even above a lower quota. Raises InvalidRequest, LastAdministrator."""
         await self.ensure_user(user_id, total_space)
         told = partial(act, now=self.clock.now(), subject=user_id, user_id=user_id)
         quota, right, keeps_one = told(Action.QUOTA_CHANGED), told(Action.ADMIN_CHANGED), _keeps_one()
@@ -208,9 +211,9 @@ class Accounts:
     async def add_token(
         self, token: str, user_id: str, *, admin: bool, total_space: int | None = None, scope: str | None = None
     ) -> Token:
-        """Put a token into force, for a user who is made if need be; one that is there keeps its quota. `scope`: all that
-        the token is good for. Raises Duplicate if it is there already, InvalidRequest for an id that can't be, or for the
-        token of an administrator with a scope."""
+        """Put a token into force. Create its user if necessary; an existing user keeps the quota. `scope`: the words
+        that say what the token is good for. Raises Duplicate if the token exists, InvalidRequest for an invalid user id
+        or for an administrator's token with a scope."""
         if admin and scope is not None:
             raise InvalidRequest.field("scope", "is not for an administrator's token")
         await self.ensure_user(user_id, total_space)
@@ -231,19 +234,19 @@ class Accounts:
         return await self.database.read(queries.tokens, user_id)
 
     async def tokens_of(self, user_id: str) -> list[Token]:
-        """Return the tokens of a user, the newest first. Raises NotFound."""
+        """Return the tokens of a user, newest first. Raises NotFound."""
         if await self.database.read(queries.usage, user_id) is None:
             raise NotFound("There is no such user.")
         return (await self.tokens(user_id))[::-1]
 
     async def revoke(self, token_or_id: str) -> int:
-        """Revoke the token itself or those with this id (as `token list` shows); how many were in force before."""
+        """Revoke a token, given by text or by id (see `token list`). Return how many tokens were in force before."""
         named = token_or_id if _is_id(token_or_id) else _hash(token_or_id)
         return await self._revoke(await self._tokens_by_id(named))
 
     async def revoke_for(self, caller: Identity, token_id: str) -> None:
-        """Revoke a token, or find it revoked, but never the one that is called with: so nobody can take the last access of
-        an administrator away from afar. Raises NotFound, TokenInUse, LastAdministrator."""
+        """Revoke a token. Refuse the token of the request itself, so that no request can take away the last access of
+        an administrator. Does nothing if the token is revoked already. Raises NotFound, TokenInUse, LastAdministrator."""
         found = await self._tokens_by_id(token_id) if _is_id(token_id) else []
         if not found:
             raise NotFound("There is no such token.")
@@ -266,14 +269,13 @@ class Accounts:
 
 
 def _keeps_one() -> bool:
-    """Return whether an administrator has to stay who can sign in: unless a command acts, or somebody whom another server
-    authenticates."""
+    """Return True if an administrator with a token has to remain: not for commands, or users of another server."""
     by = authority_of_context.get()
     return by is not None and by.token_sha256 is not None
 
 
 def new_token() -> str:
-    """256 random bits behind a prefix that secret scanners can look for."""
+    """Return 256 random bits behind a prefix that secret scanners can look for."""
     return f"upl_{secrets.token_urlsafe(32)}"
 
 
@@ -290,9 +292,9 @@ OWNER_TOKEN_FILE = "owner.token"  # noqa: S105 (a file name)
 
 
 async def owner_token(directory: Path, accounts: Accounts) -> str | None:
-    """Return the owner's token, where it lies in `directory`; made if there are no tokens at all.
+    """Return the owner's token from its file in `directory`. Create the token if the database has no tokens at all.
 
-    The file comes first: a crash before the row leaves a token that the next start puts into force.
+    The file is written first: after a crash before the row, the next start puts the token of the file into force.
     """
     path = directory / OWNER_TOKEN_FILE
     if await accounts.tokens():

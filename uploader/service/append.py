@@ -1,9 +1,9 @@
-"""The use case of bytes that go on where an upload ends: a stream of any length, in place of numbered chunks.
+"""The use case of appends: a stream of any length, stored at the end of an upload, in place of numbered chunks.
 
-It is cut at the borders of chunks. A whole chunk goes the way of every chunk; what comes last and is none stays as the tail,
-whatever ends the stream. One appends at a time, and the newest request wins, whatever process it came to. The offset is read
-from the map, and kept nowhere else. A stream of which a byte was stored by somebody else fails with the offset as it is now:
-nobody compares what it brought with what is there.
+The stream is cut at the borders of chunks. Whole chunks are stored like any chunk. The remaining bytes become the tail,
+however the stream ends. Only one request appends at a time; a newer request, in any process, takes over. The offset is
+always read from the map. If another request has stored a byte of the stream, the stream fails with the present offset:
+the received bytes are never compared with the stored ones.
 """
 
 import asyncio
@@ -32,15 +32,14 @@ from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.storage.base import Appender, Body, Gone, PresentChunks
 from uploader.storage.store import Store
 
-# The first step. Each is by so much longer than what is reserved already, up to the longest: ten gigabytes take fourteen.
+# The first step. Each step is as long as what is reserved plus this, up to the longest step: 10 GiB take 14 steps.
 FIRST_STEP_BYTES = 64 << 20
 LONGEST_STEP_BYTES = 1 << 30
 
 
 @dataclass(eq=False, repr=False)
 class DeferredLength:
-    """Reserves for uploads whose length nobody has told yet, step by step, before their bytes are stored; gives back
-    what was reserved beyond when the length is told."""
+    """Reserves space for uploads of deferred length, step by step. Gives the excess back when the length is told."""
 
     database: Database
     closers: Closers
@@ -55,14 +54,14 @@ class DeferredLength:
         return min(self.max_file_size_bytes, MAX_CHUNK_COUNT * upload.chunk_size)
 
     async def refuse_early(self, upload: Upload, end: int) -> None:
-        """Refuse what is sure to be refused before it is read. Raises QuotaExceeded."""
+        """Refuse a stream that can't fit, before reading. Raises QuotaExceeded."""
         usage = await self.database.read(queries.usage, upload.user_id, brief=True)
         if usage is not None and not usage.fits(end - upload.size):
             QUOTA_REFUSALS.inc()
             raise errors.QuotaExceeded(**usage.figures(end - upload.size))
 
     async def grow(self, upload: Upload, end: int) -> Upload:
-        """Return the upload with room for so many bytes. Raises LengthTold, NotOpen, QuotaExceeded, StorageFull."""
+        """Return the upload with at least `end` bytes reserved. Raises LengthTold, NotOpen, QuotaExceeded, StorageFull."""
         if end <= upload.size:
             return upload
         if upload.length_known:
@@ -82,7 +81,7 @@ class DeferredLength:
         return grown
 
     async def _admitted(self, step: int, wanted: int) -> int:
-        """Return a step that the disk has room for. Raises StorageFull if it has none for what is wanted."""
+        """Return a step that the disk has space for: `step`, or at least `wanted`. Raises StorageFull."""
         if step > wanted:
             try:
                 await self.admission.check(step)
@@ -120,7 +119,7 @@ class Said:
     ends: bool
 
     def length_from(self, offset: int) -> int | None:
-        """Return the length of an upload that ends at `offset` before this stream, if it is said before the stream comes."""
+        """Return the length of the upload, if the request tells it beforehand. `offset`: where the stream begins."""
         if self.length is None and self.ends and self.stream_bytes is not None:
             return offset + self.stream_bytes
         return self.length
@@ -128,12 +127,12 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a stream that was received. Close its body."""
+    """A received part of a stream. The caller closes its body."""
 
     body: Body
-    # Whether it was the last.
+    # True for the last part.
     ended: bool
-    # What ended the stream before its end: a time-out, a newer request, a client that went away.
+    # The error that ended the stream early: a time-out, a newer request, a client that went away.
     error: BaseException | None = None
 
 
@@ -144,38 +143,38 @@ def a_newer_one() -> errors.UploadBusy:
 class AppendSource(Protocol):
     @property
     def declared_bytes(self) -> int | None:
-        """Its length, if the client has told it."""
+        """The length of the stream, if the client has told it."""
 
     def receive_part(self, caller: Caller, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
-        """Receive the next bytes, at most so many: fewer only at the end of the stream. Raises StorageFull."""
+        """Receive at most `limit_bytes`; fewer only at the end of the stream. Raises StorageFull."""
 
     def stored(self, offset: int) -> None:
-        """Called while more is on its way: the bytes before this offset of the upload are acknowledged."""
+        """Called while the stream goes on: the bytes before this offset of the upload are acknowledged."""
 
 
-# How the checksum of a body is computed.
+# Computes the checksum of a body.
 Hashing = Callable[[Callable[[], bytes]], Awaitable[bytes]]
 
 
 class WholeAppend(AppendSource, Protocol):
-    """A stream that was received whole. Close it."""
+    """A stream that was received whole. The caller closes it."""
 
     def close(self) -> None: ...
 
 
 class CheckedSource(Protocol):
-    """A stream that is on its way, and counts as a whole or not at all."""
+    """A stream with a checksum: all of its bytes count, or none."""
 
     @property
     def declared_bytes(self) -> int | None: ...
 
     async def receive_whole(self, caller: Caller, limit_bytes: int, hashing: Hashing) -> WholeAppend:
-        """Receive and check it. Raises DigestMismatch, FileTooLarge, BodyTimeout, StorageFull."""
+        """Receive the stream and its checksum. Raises DigestMismatch, FileTooLarge, BodyTimeout, StorageFull."""
 
 
 @dataclass(eq=False, repr=False)
 class AppendedStream:
-    """One stream, cut at the borders of chunks: while a part of it is stored, the next one arrives."""
+    """One stream, cut at the borders of chunks. While one part is stored, the next part arrives."""
 
     upload: Upload
     offset: int
@@ -188,8 +187,8 @@ class AppendedStream:
         self.limit_bytes = self.appends.deferred_length.limit_bytes(self.upload)
 
     async def take(self) -> tuple[Upload, int]:
-        """Store all of it that comes; returns the upload as it is then, and where the bytes of this stream end in it. Raises
-        what ended it before its end, and as the storing of its parts."""
+        """Store every byte that arrives. Return the upload after that, and the offset where the stream ends. Raises the
+        error that ended the stream early, and as the storing of its parts does."""
         try:
             if self.offset == self.limit_bytes and self.source.declared_bytes != 0:
                 error = await self._look_beyond()
@@ -226,7 +225,7 @@ class AppendedStream:
         return self.source.receive_part(self.upload.caller, limit, lambda: not self.appender.is_claimed)
 
     async def _look_beyond(self) -> BaseException | None:
-        """Look, before the last bytes that may be stored make a file, how the stream ended. Raises FileTooLarge."""
+        """Find out how the stream ended, before its bytes complete the file. Raises FileTooLarge if the stream goes on."""
         further = await self._receive(1)
         further.body.close()
         if further.body.length:
@@ -249,7 +248,7 @@ class AppendedStream:
         try:
             await uninterrupted(storing)
         except asyncio.CancelledError:
-            storing.result()  # after a part that is not stored no other one is
+            storing.result()  # raises a failure to store: no later part may be stored
             raise
 
 
@@ -264,7 +263,8 @@ Appending = Coroutine[Any, Any, Appended | StillMerging | Complete]
 
 @dataclass(eq=False, repr=False)
 class Appends:
-    # `max_whole_bytes`: of a stream that counts as a whole or not at all, which may need as much room a second time.
+    # `max_whole_bytes`: the longest stream for `append_whole`. Such a stream may take its space on disk twice, for a
+    # moment.
     storage: Store
     pending: Pending
     closers: Closers
@@ -279,8 +279,8 @@ class Appends:
     _streams: set[asyncio.Future[None]] = field(default_factory=set, init=False)
 
     async def find(self, target: Target, offset: int) -> Upload | Complete:
-        """Find the upload that is to go on there, or the file it became: from memory where bytes are missing, for then
-        an append tells what is out of date. Raises UploadNotFound, UploadGone, Forbidden."""
+        """Find the upload to append to, or the file that it became. An incomplete upload may come from memory: the
+        append notices outdated memory. Raises UploadNotFound, UploadGone, Forbidden."""
         found = await self.receiving.find(target)
         if isinstance(found, Upload) and offset >= found.size:
             return await self.uploads.find(target)
@@ -289,7 +289,7 @@ class Appends:
     # Asking
 
     async def status(self, target: Target) -> Appended | Complete:
-        """End who appends, and tell where the upload ends. Raises UploadNotFound, UploadGone, UploadBusy,
+        """End the running append. Return where the upload ends. Raises UploadNotFound, UploadGone, UploadBusy,
         Unavailable."""
         for _ in range(ATTEMPTS):
             match await self.uploads.find(target):
@@ -307,16 +307,15 @@ class Appends:
                                 )
                         except Gone:
                             await self._mend(upload)
-            await asyncio.sleep(PAUSE_SECONDS)  # it was closed between the two looks
+            await asyncio.sleep(PAUSE_SECONDS)  # the upload was closed between the two looks
         raise errors.Unavailable("The bytes of this upload can't be found.")
 
     async def _mend(self, upload: Upload) -> None:
-        """Its bytes were not found: they are lost, or it was closed."""
         with suppress(Gone, NotOpen):
             await self.closers.mend(upload)
 
     async def cancel(self, target: Target) -> None:
-        """Cancel an open upload: its appender ends first. Raises UploadNotFound, UploadGone, UploadBusy."""
+        """Cancel an open upload, after ending its running append. Raises UploadNotFound, UploadGone, UploadBusy."""
         match await self.uploads.find(target):
             case Complete():
                 raise errors.UploadNotFound()
@@ -329,7 +328,7 @@ class Appends:
 
     @asynccontextmanager
     async def _appending(self, upload: Upload) -> AsyncIterator[tuple[Appender, PresentChunks]]:
-        """The right to append, and what is stored. Raises Gone, NotOpen, UploadBusy, Unavailable."""
+        """Yield the right to append, and the stored chunks. Raises Gone, NotOpen, UploadBusy, Unavailable."""
         async with self.storage.appending(upload) as appender:
             try:
                 stored = await appender.read_map()
@@ -343,9 +342,9 @@ class Appends:
     def append(
         self, target: Target, offset: int, source: AppendSource, *, length: int | None = None, ends: bool = False
     ) -> Appending:
-        """Append a stream to an upload that ends at `offset`. Whatever ends the stream, what came of it is stored, and
-        then what ended it is raised. `length`: of the upload, if it is told, from here on; `ends`: the upload ends
-        where the stream does. Raises OffsetMismatch, SizeMismatch, FileTooLarge, QuotaExceeded, UploadNotFound,
+        """Append a stream to an upload that ends at `offset`. However the stream ends, its received bytes are stored
+        before the error is raised. `length`: the length of the upload, if the client tells it now. `ends`: the upload
+        ends with this stream. Raises OffsetMismatch, SizeMismatch, FileTooLarge, QuotaExceeded, UploadNotFound,
         UploadGone, UploadBusy, TooManyRequests, BodyTimeout, StorageFull, Unavailable, and as the merge does."""
         said = Said(source.declared_bytes, length, ends)
         return self._append(target, offset, said, nullcontext(source))
@@ -353,7 +352,7 @@ class Appends:
     def append_whole(
         self, target: Target, offset: int, source: CheckedSource, *, length: int | None = None, ends: bool = False
     ) -> Appending:
-        """Append as `append`, where all of a stream, checked before, counts or nothing. Raises DigestMismatch, too."""
+        """Append as `append`, but check the stream first: all of its bytes count, or none. Raises DigestMismatch, too."""
         said = Said(source.declared_bytes, length, ends)
         return self._append(target, offset, said, self._received(target, offset, source))
 
@@ -374,14 +373,14 @@ class Appends:
                 taken = found
             if isinstance(taken, Complete):
                 return await _append_nothing(taken, target.caller, offset, said, source)
-        # The merge may take a while: nobody is kept from asking meanwhile.
+        # The merge may take a while. By now the stream no longer counts among the user's concurrent bodies.
         return await self._answer(taken)
 
     async def _take_or_complete(
         self, upload: Upload, target: Target, offset: int, said: Said, source: AppendSource
     ) -> Appended | Complete:
-        """Take the stream, and return where the upload ends; or what it became before anything was taken. Raises
-        OffsetMismatch where others have stored what this stream was to store."""
+        """Store the stream and return where the upload ends. Return the file instead, if the upload was completed
+        before the stream began. Raises OffsetMismatch if another request has stored bytes of this stream."""
         begun = False
         try:
             async with self._appending(upload) as (appender, stored):
@@ -401,7 +400,7 @@ class Appends:
             return complete
 
     async def _complete(self, target: Target) -> Complete:
-        """Return what a closed upload became. Raises OffsetMismatch if it is open, and what else became of it."""
+        """Return the file of a closed upload. Raises OffsetMismatch if the upload is open; UploadNotFound, UploadGone."""
         match await self.status(target):
             case Appended(offset=end):
                 raise errors.OffsetMismatch(offset=end)
@@ -416,20 +415,20 @@ class Appends:
             await self.part_completed(upload)
             return appended
         match await self.uploads.merge_now(upload):
-            case Complete(created=False, file=file):  # of other bytes, which came whole
+            case Complete(created=False, file=file):  # a whole file completed the upload, not these bytes
                 raise errors.OffsetMismatch(offset=file.size)
             case told:
                 return told
 
     async def _heed(self, upload: Upload, offset: int, said: Said) -> Upload:
-        """Heed what was said before the stream. Raises OffsetMismatch, SizeMismatch, FileTooLarge, QuotaExceeded,
-        StorageFull, Gone, NotOpen."""
+        """Check the lengths that the request tells before the stream, and store a length that is new. Raises
+        OffsetMismatch, SizeMismatch, FileTooLarge, QuotaExceeded, StorageFull, Gone, NotOpen."""
         length, end = said.length_from(offset), offset + (said.stream_bytes or 0)
         try:
             self._check_lengths(upload, said, offset)
         except (errors.SizeMismatch, errors.FileTooLarge):
             target = Target(upload.caller, upload_id=upload.id)
-            await self._room(target, offset)  # which offset it is about goes first
+            await self._room(target, offset)  # raise OffsetMismatch first, if the offset is wrong
             raise
         if upload.length_known:
             return upload
@@ -452,7 +451,7 @@ class Appends:
             raise errors.LengthExceeded(limit=length)
 
     async def _end(self, upload: Upload, end: int) -> Upload:
-        """Return the upload that ends there. Raises SizeMismatch, Gone, NotOpen."""
+        """Return the upload, which ends at `end`. Raises SizeMismatch, Gone, NotOpen."""
         if not upload.length_known:
             return await self.deferred_length.tell(upload, end)
         if end != upload.size:
@@ -461,7 +460,7 @@ class Appends:
 
     @asynccontextmanager
     async def _received(self, target: Target, offset: int, source: CheckedSource) -> AsyncIterator[AppendSource]:
-        """Receive the body, unless it does not fit: then refuse it before it is read."""
+        """Receive the stream. Refuse a stream of excessive length before reading."""
         (room, excess), declared = await self._room(target, offset), source.declared_bytes
         limit = min(room, self.max_whole_bytes)
         await self.admission.check(limit if declared is None else min(declared, limit))
@@ -475,7 +474,7 @@ class Appends:
             received.close()
 
     async def _room(self, target: Target, offset: int) -> tuple[int, errors.FileTooLarge]:
-        """Raises as `status`, and OffsetMismatch."""
+        """Return how many bytes may follow `offset`, and the error for more. Raises as `status`, and OffsetMismatch."""
         match await self.status(target):
             case Complete(file=file):
                 end = limit = file.size
@@ -497,13 +496,13 @@ class Appends:
             ended.set_result(None)
 
     async def close(self) -> None:
-        """Wait until every stream has ended; the stop of the server has cancelled their requests."""
+        """Wait until every stream has ended. The stop of the server has cancelled their requests."""
         if self._streams:
             await asyncio.wait(self._streams, timeout=10)
 
     async def store(self, upload: Upload, number: int, start: int, body: Body) -> None:
-        """Put a part of a chunk where it belongs, and account for it. Not to be cancelled. Raises Gone, also where somebody
-        else's chunk is there already, NotOpen, StorageFull, Unavailable."""
+        """Store and account for a part of a chunk. Must not be cancelled. Raises Gone (also if another request has
+        stored this chunk), NotOpen, StorageFull, Unavailable."""
         if start + body.length == chunk_length(number, upload.extent, upload.chunk_size):
             await self._acknowledge(await self.receiving.hold_and_record(upload, number, body, start=start))
         else:
@@ -519,7 +518,7 @@ class Appends:
     async def _store_tail(self, upload: Upload, number: int, start: int, body: Body) -> None:
         held = await self.storage.hold_chunk(upload, number, body, start=start)
         try:
-            # Else a chunk of somebody else's has come meanwhile.
+            # Otherwise another request has stored the whole chunk.
             if held.written:
                 tail = Tail(number, start + body.length)
                 result = await self.pending.record_tail(upload.id, tail)
@@ -529,7 +528,7 @@ class Appends:
         if not held.written:
             await self._acknowledge(await self.receiving.hold_and_record(upload, number, None))
         elif result.outcome is Outcome.REHYDRATE:
-            await self.closers.hydrate(upload)  # which counts it: it is on the map
+            await self.closers.hydrate(upload)  # this counts the tail, which is on the map
         elif result.outcome not in COUNTED:
             raise NotOpen(upload.id)
         self.receiving.check_database()
@@ -537,8 +536,7 @@ class Appends:
 
 
 async def _end_of(upload: Upload, end: int, appender: Appender) -> tuple[int, float | None]:
-    """Return the end of an upload now, as chunks may lie beyond, and the time of the last byte, if not just now. Raises
-    Gone."""
+    """Return where the upload ends now, as chunks may lie beyond the stream, and when the last byte came. Raises Gone."""
     if upload.length_known and end == upload.size:
         return end, None
     try:
@@ -550,13 +548,13 @@ async def _end_of(upload: Upload, end: int, appender: Appender) -> tuple[int, fl
         return (
             upload.size,
             None,
-        )  # with this stream it was whole, and is merged by now: the merge says what became of it
+        )  # the stream completed the upload, which is merged by now: `merge_now` finds the outcome
 
 
 async def _append_nothing(
     complete: Complete, caller: Caller, offset: int, said: Said, source: AppendSource
 ) -> Complete:
-    """Raises OffsetMismatch, SizeMismatch, FileTooLarge, and what ended the stream before its end."""
+    """Answer an append to a file. Raises OffsetMismatch, SizeMismatch, FileTooLarge, and what ended the stream early."""
     size = complete.file.size
     if offset != size:
         raise errors.OffsetMismatch(offset=size)

@@ -1,7 +1,7 @@
-"""The actor of the moment, the acts that transactions write, and the audit log that they are read from.
+"""The actor of the context, the acts that transactions write, and the pages of the audit log.
 
-The actor is one of the context: of a request, or of a job. Who is neither runs a command. Transactions run in threads
-that know no context, so a service makes the act, and the transaction writes it.
+A request or a job puts its actor into the context. Without an actor in the context, a command acts. Transactions run in
+threads without the context, so the service makes the act, and the transaction writes it.
 """
 
 import os
@@ -23,7 +23,7 @@ __all__ = ["Act", "Action", "Actor", "AuditLog", "AuditLogReports", "Via", "Want
 
 
 _MOST_ADDRESS = 64
-# Asked when somebody acts: most requests are no acts, and where one comes from takes a while to say.
+# A function, called only when an act is made: most requests make no act, and finding their address takes a while.
 actor_of_context: ContextVar[Callable[[], Actor] | None] = ContextVar("actor", default=None)
 
 
@@ -41,8 +41,7 @@ def act(
     by: Actor | None = None,
     details: Mapping[str, object] | None = None,
 ) -> Act:
-    """Make the record of a deed, for its transaction to write. `by`: who does it, if that is not the actor of the
-    context."""
+    """Make an act for a transaction to write. `by`: the actor, by default the actor of the context."""
     by = by or actor()
     return Act(
         id=new_id(),
@@ -51,7 +50,7 @@ def act(
         via=by.via.value,
         actor=by.name,
         token_id=by.token_id,
-        address=by.address and by.address[:_MOST_ADDRESS],  # IPv6 may have a scope of any length
+        address=by.address and by.address[:_MOST_ADDRESS],  # an IPv6 address may have a scope of any length
         user_id=user_id,
         subject=subject,
         details=details or {},
@@ -60,7 +59,7 @@ def act(
 
 
 def _os_user() -> str:
-    """Ask the kernel, because the environment says what it was told to."""
+    """Ask the kernel: anybody can change the environment."""
     number = os.getuid()
     try:
         return pwd.getpwuid(number).pw_name
@@ -70,9 +69,9 @@ def _os_user() -> str:
 
 @dataclass(eq=False, repr=False)
 class AuditLog:
-    """Notes what the database knows nothing else of: acts on the disk, in Redis, or on all of the installation."""
+    """Notes acts that change no row: acts on the disk, in Redis, or on the whole installation."""
 
-    # `retention_seconds`: for how long acts are kept; 0: for ever.
+    # `retention_seconds`: how long acts are kept; 0: for ever.
     database: Database
     clock: Clock
     _: KW_ONLY
@@ -86,12 +85,12 @@ class AuditLog:
         user_id: str | None = None,
         details: Mapping[str, object] | None = None,
     ) -> None:
-        """Note what was just done by the actor of this context. Raises Unavailable."""
+        """Note an act that the actor of this context has just done. Raises Unavailable."""
         done = act(action, self.clock.now(), subject=subject, user_id=user_id, details=details)
         await self.database.transact(audit_log.note, done)
 
     async def forget_old(self, limit: int) -> int:
-        """Forget at most so many acts that are older than the retention; how many. Raises Unavailable."""
+        """Delete at most `limit` acts older than the retention. Return how many. Raises Unavailable."""
         if not self.retention_seconds:
             return 0
         before = self.clock.now() - timedelta(seconds=self.retention_seconds)
@@ -107,8 +106,7 @@ class AuditLogReports:
     database: Database
 
     async def page(self, wanted: Wanted, *, limit: int, after: str | None) -> tuple[list[Act], str | None]:
-        """Return a page of acts, and the cursor of the next one. Raises InvalidRequest for an unknown cursor,
-        Unavailable."""
+        """Return a page of acts and the cursor of the next. Raises InvalidRequest for an unknown cursor, Unavailable."""
         position = None if after is None else parse_cursor(after, _SORT, "moment")
         found = await self._read(wanted, limit + 1, position)
         if len(found) <= limit:
@@ -117,8 +115,7 @@ class AuditLogReports:
         return found[:limit], cursor(_SORT, last.created_at, last.id)
 
     async def all(self, wanted: Wanted) -> AsyncIterator[list[Act]]:
-        """Yield every act, in batches, for a stream that holds no connection while its reader is slow. Raises
-        Unavailable."""
+        """Yield every act, in batches. A slow reader holds no connection of the database. Raises Unavailable."""
         after = None
         while found := await self._read(wanted, _BATCH, after):
             yield found

@@ -1,14 +1,15 @@
-"""Makes a backup of everything while all runs, and an installation of a backup; brings back the last copy of a SQLite.
+"""Makes backups while the server runs, restores an installation from a backup, and restores the last copy of a SQLite.
 
-First comes the database, as it is at one moment, then the blobs that it names, unless they are in a bucket, which keeps
-them. No blob changes, and none goes at once: one whose last file went since the copy lies in the trash. So every file
-of the copy has its content, as long as the trash keeps it.
+A backup copies the database first, as of one moment. Then the blobs of that database follow; blobs in a bucket stay
+there. Blobs never change, and a blob that lost its last file meanwhile lies in the trash. So the backup has the content
+of every file, as long as the trash keeps lost blobs.
 
-It is restored on an empty machine or beside the blobs that are left, in an order that may be broken off anywhere and
-begun again: whose the data directory is, the blobs, and the database last, all at once. Without it no server starts.
+A restore goes onto an empty machine, or beside the blobs that are left. It may be interrupted anywhere and begun again:
+first the installation id, then the blobs, and last the database, in one step. No server starts without the database.
 
-What was done since the last copy of a SQLite was made is lost: names of files, uploads, tokens, quotas. The contents are
-there still, and nothing removes those that the copy does not name until somebody says so (`meta.held_contents`).
+Restoring the last copy of a SQLite loses everything since that copy: names of files, uploads, tokens, quotas. The
+contents remain, and the cleanup keeps contents that the copy does not name until an administrator releases them
+(`meta.held_contents`).
 """
 
 import asyncio
@@ -43,33 +44,32 @@ from uploader.storage.store import Store
 
 _BATCH = 200
 
-# Hears what is being copied, how much of it is done, and of how much.
+# Called with the kind of data, the amount that is copied, and the total.
 Tell = Callable[[str, int, int], None]
-# Descriptors of files that may be a blob, by its SHA-256 and size.
+# Yields descriptors of files that may hold a blob, by its SHA-256 and size.
 _Sources = Callable[[str, int], AsyncIterator[int]]
 
 
 @dataclass(slots=True)
 class Copied:
-    """The blobs that a copy of the database names, and what became of them."""
+    """The blobs of a copy of the database, and how copying them went."""
 
     blobs: int
     bytes: int
-    # Of these, what was not there before; of which those that take no room of their own.
+    # Blobs that the target did not have; `linked_blobs` of them are hard links, which take no space.
     new_blobs: int = 0
     new_bytes: int = 0
     linked_blobs: int = 0
-    # What no source has, by its SHA-256: `damaged` or `missing`.
+    # Blobs that no source has, by SHA-256: `damaged` or `missing`.
     lacking: dict[str, str] = field(default_factory=dict)
-    # By a restore with another secret; None: with the same.
+    # How many links a restore with another secret ended; None: the secret is the same.
     links_ended: int | None = None
 
 
 async def _copy_blobs(
     listing: Path, copied: Copied, tree: BlobTree, sources: _Sources, tell: Tell, *, rereads: bool = False
 ) -> None:
-    """Copy what is not there, into a directory of backups or out of one; the blobs are durable then. Raises OSError of the
-    target."""
+    """Copy the blobs that `tree` lacks, and make them durable. Raises OSError of the target."""
     done_bytes = 0
 
     def count(size_bytes: int) -> None:
@@ -111,7 +111,7 @@ class BackedUp:
     stamp: str
     dumped: Dumped
     copied: Copied
-    # Where the contents stay, if they are not copied.
+    # The bucket that keeps the contents; None if they were copied.
     bucket: str | None
     removed_backups: int
     removed_blobs: int
@@ -130,9 +130,9 @@ class Backups:
     async def back_up(
         self, path: Path, tell: Tell, *, rereads: bool = False, keeps: int | None = None, with_secret: bool = False
     ) -> BackedUp:
-        """Make a backup in a directory of such, beside earlier ones, whose blobs it shares. `rereads`: blobs that are
-        there are read again. `keeps`: how many backups stay, unless this one lacks anything. `with_secret`: with the secret
-        of the installation. Raises BackupRefused, ConfigurationError, Unavailable, OSError."""
+        """Make a backup in a directory of backups, which share their blobs. `rereads`: read the blobs of earlier
+        backups again. `keeps`: how many backups to keep; an incomplete backup removes none. `with_secret`: include the
+        secret of the installation. Raises BackupRefused, ConfigurationError, Unavailable, OSError."""
         owner = self.installation.id
         if owner is None:
             raise BackupRefused(await self.database.read(_why_there_is_no_id))
@@ -165,7 +165,7 @@ class Backups:
             "bytes": copied.bytes,
             "lacking": copied.lacking,
         }
-        # Before it is whole: a copy of everything that nobody was told of would be none.
+        # Noted before the backup is complete: a copy of all data must not exist without an act in the audit log.
         details = {"directory": str(directory), "blobs": copied.blobs, "lacking": len(copied.lacking)}
         await self.audit_log.note(Action.BACKUP_MADE, subject=stamp, details=details)
         crash_point("backup.after_note")
@@ -176,7 +176,7 @@ class Backups:
         return BackedUp(stamp, dumped, copied, bucket, *removed)
 
     async def _sources(self, sha256: str, size: int) -> AsyncIterator[int]:
-        """Yield the blob and its copies in the trash; twice, because it may come back from there meanwhile."""
+        """Yield the blob, then its copies in the trash; twice, because the blob may return from the trash meanwhile."""
         for _ in range(2):
             with suppress(Gone, StorageFailed):
                 async with _opened(self.storage.open_blob(sha256, size)) as descriptor:
@@ -207,7 +207,7 @@ async def _opened(opening: Awaitable[OpenBlob]) -> AsyncIterator[int]:
 
 
 def _remove_old(directory: BackupDirectory, keeps: int) -> tuple[int, int]:
-    """Remove old backups; return how many, and how many blobs that no other one names."""
+    """Remove old backups. Return their number, and the number of blobs removed with them."""
     stamps = directory.stamps()
     old, kept = stamps[:-keeps], stamps[-keeps:]
     try:
@@ -226,7 +226,7 @@ def _is_within(path: Path, directory: Path) -> bool:
     return path.resolve().is_relative_to(directory.resolve())
 
 
-# What a new filesystem has, and what somebody has put there for the restore.
+# Entries that an empty data directory may have: those of a new filesystem, and a secret put there for the restore.
 _NOTHING = frozenset({"lost+found", SECRET_FILE})
 
 
@@ -247,7 +247,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class LastCopy:
-    """The newest good copy; with those that are newer, and damaged: how, by their names."""
+    """The newest good copy. `damaged`: newer copies by name, and their damage."""
 
     copy: RollingCopy
     installation: str
@@ -256,7 +256,7 @@ class LastCopy:
 
 @dataclass(eq=False, repr=False)
 class Restoring:
-    """Nothing else uses the stores meanwhile."""
+    """Restores an installation. Nothing else may use the stores meanwhile."""
 
     database: Database
     storage: Store
@@ -268,8 +268,8 @@ class Restoring:
     clock: Clock
 
     async def look(self, path: Path, stamp: str | None = None) -> Plan:
-        """Plan to restore the newest backup of a directory, or that of a stamp; changes nothing but that the data
-        directory is made. Raises BackupRefused, ConfigurationError, Unavailable, OSError."""
+        """Plan to restore a backup of a directory: the newest, or that of `stamp`. Changes nothing, but may create the
+        data directory. Raises BackupRefused, ConfigurationError, Unavailable, OSError."""
         directory = await asyncio.to_thread(BackupDirectory, path)
         owner, stamps = directory.installation(), directory.stamps()
         if not stamps:
@@ -287,7 +287,7 @@ class Restoring:
             )
         if facts["revision"] > migrate.head_revision():
             raise BackupRefused(f"the backup was made by version {facts['version']}: install that or a newer one")
-        bucket, store = facts.get("bucket"), self.storage.marks.store  # before 0.3.0 there was none
+        bucket, store = facts.get("bucket"), self.storage.marks.store  # versions before 0.3.0 wrote no `bucket`
         if bucket is not None and self.storage.keeps_files:
             raise BackupRefused(f"the contents of the backup are in the {bucket}: set UPLOADER_STORAGE")
         if bucket is None and not self.storage.keeps_files:
@@ -297,7 +297,7 @@ class Restoring:
         return Plan(directory, stamp or stamps[-1], owner, facts["revision"], Copied(facts["blobs"], facts["bytes"]))
 
     async def _check_store(self, owner: str) -> None:
-        """Contents of the same installation may be there, with or without rows: none is replaced, none is removed."""
+        """The store may hold contents of the same installation: a restore neither replaces nor removes them."""
         marks, store = await self.storage.marks.read(owner), self.storage.marks.store
         if marks.installation == owner:
             return
@@ -320,7 +320,7 @@ class Restoring:
         """Raises BackupRefused, ConfigurationError, Unavailable, OSError."""
         await self._check_redis(plan.installation, "backup")
         await self.storage.marks.settle(plan.installation)
-        await self.pending.reset()  # it may know more chunks than the disk has now
+        await self.pending.reset()  # Redis may know chunks that the disk lacks now
         crash_point("restore.after_mark")
         if self.storage.keeps_files:
             await self._copy(plan, tell)
@@ -339,8 +339,8 @@ class Restoring:
             )
 
     async def _look_for_contents(self, plan: Plan, tell: Tell) -> None:
-        """Ask the bucket for the blobs: what is not there, or of another size, is lacking. It takes a while, and the
-        database is there: an interrupted restore need not begin again, and could not."""
+        """Ask the bucket for the size of each blob. A missing blob, or one of another size, is lacking. The database is
+        restored before this long check: after an interruption the restore need not, and can't, begin again."""
         done_bytes = 0
         async for batch in _batches(plan.dump):
             try:
@@ -370,7 +370,7 @@ class Restoring:
     # The last copy of a SQLite
 
     async def look_for_last(self) -> LastCopy:
-        """Find the copy to bring back; changes nothing. Raises BackupRefused, ConfigurationError, Unavailable."""
+        """Find the copy to restore. Changes nothing. Raises BackupRefused, ConfigurationError, Unavailable."""
         path = self.copies.database
         if path is None:
             raise BackupRefused("only a SQLite in a file has copies: restore a backup")
@@ -383,19 +383,19 @@ class Restoring:
         return last
 
     async def restore_last(self, last: LastCopy) -> Path | None:
-        """Put the copy in the place of the database, all at once; return what the database is called from now on. May be
-        begun again after a crash. Raises ConfigurationError, Unavailable, OSError."""
+        """Replace the database by the copy, in one step. Return the new path of the replaced database. May be repeated
+        after a crash. Raises ConfigurationError, Unavailable, OSError."""
         path = self.copies.database
         assert path is not None
         await self._check_redis(last.installation, "copy")
-        await self.pending.reset()  # it knows more than the copy
+        await self.pending.reset()  # Redis knows more than the copy
         draft = await asyncio.to_thread(copies.draft_of, last.copy.path, path)
         await self._mark(draft, last)
         crash_point("restore.after_draft")
         return await asyncio.to_thread(copies.replace, path, draft, self.clock.now())
 
     async def _mark(self, draft: Path, last: LastCopy) -> None:
-        """Bring it to the schema of this version, and let it say from when on contents stay."""
+        """Migrate the draft to the schema of this version, and note in it which contents the cleanup has to keep."""
         details = {"copy": last.copy.path.name, "made_at": last.copy.made_at.isoformat()}
         told = act(Action.INSTALLATION_RESTORED, self.clock.now(), subject=last.installation, details=details)
         held = meta.Held(last.copy.made_at, self.clock.now())

@@ -1,6 +1,7 @@
-"""Looks after the ballast: gives it up where Redis has no room for its log, and makes it again when the disk has room.
+"""Looks after the ballast: releases the ballast when Redis lacks space for its log, and makes another when the disk has
+space.
 
-The database and the trash give it up by themselves, where a write of theirs finds no room.
+The database and the trash release the ballast themselves when their writes find no space.
 """
 
 import asyncio
@@ -23,12 +24,12 @@ class BallastKeeping:
     ballast: Ballast
     storage: Store
     trash: TrashKeeping
-    # The embedded one, whose log is on the same disk.
+    # The embedded Redis, whose log is on the same disk.
     redis: RedisConnection | None
 
     async def look(self) -> float:
-        """Look, in each process, whether another one has made the ballast, and whether Redis needs it; return when to look
-        again, in seconds."""
+        """Notice a ballast that another process has made, and release the ballast if Redis needs space. Runs in each
+        process. Return the seconds until the next look."""
         await asyncio.to_thread(self._look)
         if self.redis is not None and not await self._redis_can_write(self.redis):
             await asyncio.to_thread(self.ballast.make_room)
@@ -44,15 +45,14 @@ class BallastKeeping:
         try:
             return await can_write(redis)
         except Unavailable:
-            return False  # it may have ended, and find no room to start again
+            return False  # Redis may have ended, and lack the space to start again
 
     def is_wanted(self, *, first: bool) -> bool:
-        """Return whether to `make` it, as far as the last look in this process tells."""
+        """Return whether to call `make`, according to the last look in this process."""
         return self.ballast.is_used or (first and (self.ballast.reserve is None or not self.ballast.has_inodes))
 
     async def make(self, *, first: bool) -> None:
-        """Make the ballast again if there is room, or the `first` one. Where it was used, the trash gives way to it. Raises
-        Unavailable, Stopping."""
+        """Make the `first` ballast, or a used one again, with space from the trash. Raises Unavailable, Stopping."""
         await asyncio.to_thread(self._look)
         was_used = self.ballast.is_used
         if not was_used and not first:

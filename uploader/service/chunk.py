@@ -1,7 +1,8 @@
-"""The use case of one chunk, from its first header to its answer. No SQL for an upload that this process has met.
+"""The use case of one chunk, from the first header of the request to the answer. Runs no SQL for an upload that this
+process knows.
 
-Owns the order: the upload is found; the body is received whole and compared with its digests, stored on disk, recorded in
-Redis, and answered; the last chunk merges. A chunk that was acknowledged before is a duplicate, whatever a call has wrong.
+The order is: find the upload; receive the whole body and compare its digests; store it on disk; record it in Redis;
+answer. The last chunk merges. A chunk that was acknowledged before is a duplicate, even if the new request has errors.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ _PYTHON_NAMES = {"md5": "md5", "sha-256": "sha256"}
 
 class Comparing:
     def __init__(self, claims: ClaimedDigests) -> None:
-        """Raises DigestMismatch for digests that are none."""
+        """Raises DigestMismatch for malformed digests."""
         try:
             self._wanted = claims.parse()
         except ValueError as error:
@@ -42,7 +43,7 @@ class Comparing:
         self._hashes = {name: hashlib.new(_PYTHON_NAMES[name], usedforsecurity=False) for name in self._wanted}
 
     async def add(self, pieces: Iterable[memoryview]) -> None:
-        """Take the next bytes, to their end in any case: their memory may be used again afterwards."""
+        """Hash the next bytes. A cancelled call still runs to its end, because the caller reuses the memory afterwards."""
         if self._hashes:
             await uninterrupted(in_thread(self._update, pieces))
 
@@ -59,18 +60,18 @@ class Comparing:
 
 
 async def check_digests(body: Body, claims: ClaimedDigests) -> None:
-    """Compare a body with the digests that were sent with it. Raises DigestMismatch."""
+    """Compare a body with the digests of the request. Raises DigestMismatch."""
     if not claims.content_digest and not claims.content_md5:
         return
     comparing = Comparing(claims)
-    # A spooled body is read there, too.
+    # This also reads a spooled body in the thread.
     await comparing.add(body.pieces())
     comparing.check()
 
 
-# How many open uploads a process remembers the unchanging facts of.
+# How many open uploads a process remembers.
 _REMEMBERED_UPLOADS = 10_000
-# What Redis says of a chunk, or a tail, that counts; every other outcome sends the caller back to the database.
+# Outcomes of a chunk or a tail that counts. After any other outcome the caller asks the database.
 COUNTED = frozenset({Outcome.RECORDED, Outcome.DUPLICATE, Outcome.MERGING})
 _BAD_BODIES = (
     *(errors.ChunkLengthMismatch, errors.DigestMismatch),
@@ -84,14 +85,13 @@ class ChunkSource(Protocol):
         """The length that the client has told; None if it has not."""
 
     async def receive(self, caller: Caller, expected_bytes: int) -> Body:
-        """Receive it whole. Raises ChunkLengthMismatch, BodyTimeout, StorageFull; and of a chunk that is made from a base,
-        InvalidDelta, DigestMismatch, FileNotFound, BaseUnusable."""
+        """Receive the whole body. Raises ChunkLengthMismatch, BodyTimeout, StorageFull; for a chunk made from a base
+        also InvalidDelta, DigestMismatch, FileNotFound, BaseUnusable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A chunk that is on disk and counts; `written` says whether this call put it there: else nobody has compared the bytes
-    that came with those that are there."""
+    """A chunk that counts. `written`: by this call; otherwise the received bytes were not compared with the stored ones."""
 
     upload: Upload
     number: int
@@ -107,13 +107,12 @@ class AlreadyComplete(Exception):
 
 
 class ConcurrentBodies:
-    """Lets the bodies of files in, as long as the stores take them, and counts those that each user is sending now."""
+    """Limits the bodies that each user sends at the same time. Refuses bodies while a store does not answer."""
 
     def __init__(
         self, limit: int, stores: Sequence[Callable[[], Awaitable[None]]], counter: Callable[[str], Awaitable[None]]
     ) -> None:
-        """`stores`, `counter`: raise Unavailable if a store that has to keep a body, or the one that counts it in an upload,
-        is known not to answer."""
+        """`stores`, `counter`: raise Unavailable if a store of bodies, or that of an upload's figures, does not answer."""
         self._limit = limit
         self._check_stores = stores
         self._check_counter = counter
@@ -121,8 +120,7 @@ class ConcurrentBodies:
 
     @asynccontextmanager
     async def counted(self, caller: Caller, upload_id: str | None = None) -> AsyncIterator[None]:
-        """`upload_id`: the upload in which the bytes will count; a whole file has none. Raises TooManyRequests,
-        Unavailable."""
+        """Count a body until this ends. `upload_id`: None for a whole file. Raises TooManyRequests, Unavailable."""
         if breaker.OPEN:
             for check in self._check_stores:
                 await check()
@@ -152,9 +150,8 @@ class Receiving:
     _remembered: OrderedDict[Target, Upload] = field(default_factory=OrderedDict, init=False)
 
     async def receive(self, target: Target, number: int, source: ChunkSource, claims: ClaimedDigests) -> Result:
-        """Take chunk `number` of the upload that is meant. Raises UploadNotFound, UploadGone, ChunkNumberOutOfRange,
-        BytesConflict, TooManyRequests, DigestMismatch, BodyTimeout, StorageFull, Unavailable, as the source does, and
-        as the merge does."""
+        """Take a chunk. Raises UploadNotFound, UploadGone, ChunkNumberOutOfRange, BytesConflict, TooManyRequests,
+        DigestMismatch, BodyTimeout, StorageFull, Unavailable, as the source does, and as the merge does."""
         try:
             try:
                 upload = await self.admit(target, number, source.declared_bytes)
@@ -169,13 +166,15 @@ class Receiving:
                     stored = await self.store(target, upload, number, body)
                 finally:
                     body.close()
-            # The merge may take a while: neither the body nor the user's place is held meanwhile.
+            # The merge may take a while. By now the body is closed, and no longer counts among the user's concurrent
+            # bodies.
             return await self.answer(stored)
         except AlreadyComplete as already:
             return already.complete
 
     def expect(self, upload: Upload) -> None:
-        """Chunks of this open upload will come, under either of its names; if its length is known, which never changes."""
+        """Remember an open upload by id and by MD5, because chunks will come. An upload of unknown length is not
+        remembered, because its length will change."""
         if not upload.length_known:
             return
         self._remember(Target(upload.caller, upload_id=upload.id), upload)
@@ -186,8 +185,7 @@ class Receiving:
 
     async def admit(self, target: Target, number: int, length_bytes: int | None) -> Upload:
         """Find the upload that is to take a chunk, usually in memory: its size, chunk size and place do not change.
-        Raises AlreadyComplete, UploadNotFound, UploadGone, LengthUnknown, ChunkNumberOutOfRange,
-        ChunkLengthMismatch."""
+        Raises AlreadyComplete, UploadNotFound, UploadGone, LengthUnknown, ChunkNumberOutOfRange, ChunkLengthMismatch."""
         upload = self._remembered.get(target)
         if upload is not None and _fault_of(upload, number, length_bytes) is None:
             self._remembered.move_to_end(target)
@@ -212,7 +210,7 @@ class Receiving:
                 return upload
 
     async def find(self, target: Target) -> Upload | Complete:
-        """Find the open upload that takes bytes, or the file it is. Raises UploadNotFound, UploadGone, Forbidden."""
+        """Find the open upload, or the file that it became. Raises UploadNotFound, UploadGone, Forbidden."""
         if self.remembers(target):
             self._remembered.move_to_end(target)
             return self._remembered[target]
@@ -228,7 +226,7 @@ class Receiving:
         return target in self._remembered
 
     def forget(self, target: Target) -> None:
-        """Forget an upload: it was closed, perhaps opened anew."""
+        """Forget an upload that was closed, and perhaps opened anew."""
         self._remembered.pop(target, None)
 
     def _remember(self, target: Target, upload: Upload) -> None:
@@ -239,7 +237,7 @@ class Receiving:
     # Storing
 
     async def store(self, target: Target, upload: Upload, number: int, body: Body) -> Stored:
-        """Put a chunk on disk and into the accounts. Raises StorageFull, Unavailable, and as `admit`."""
+        """Store a chunk on disk and record it. Raises StorageFull, Unavailable, and as `admit`."""
         started = time.perf_counter()
         for _ in range(2):
             try:
@@ -253,14 +251,14 @@ class Receiving:
             if stored is not None and stored.result.outcome in COUNTED:
                 CHUNK_SECONDS.observe(time.perf_counter() - started)
                 return stored
-            # What this process remembers is out of date: the upload was closed, perhaps opened anew.
+            # This process remembers outdated facts: the upload was closed, and perhaps opened anew.
             upload = await self._find(target, number, body.length)
         raise errors.Unavailable("This upload is changing too fast, or its bytes can't be found; try again.")
 
     async def hold_and_record(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> Stored:
-        """Disk, then Redis, under the lock of the chunk's record; of a chunk that has a tail, from `start` on. A chunk on
-        the map is recorded all the same, because a crash may have come between the two. Not to be cancelled. Raises Gone,
-        NotOpen, BytesConflict, StorageFull, Unavailable."""
+        """Store a chunk on disk, then record it in Redis, while its record is locked. `start`: where the tail of the
+        chunk ends. A chunk that is on the map is recorded again, because a crash may have come between the two steps.
+        Must not be cancelled. Raises Gone, NotOpen, BytesConflict, StorageFull, Unavailable."""
         length = chunk_length(number, upload.extent, upload.chunk_size)
         count = chunk_count(upload.extent, upload.chunk_size)
         written = False
@@ -276,20 +274,20 @@ class Receiving:
                 crash_point("chunk.after_record")
             finally:
                 held.release()
-            # A crash may have kept Redis from hearing of the length; then it knows of another number of chunks.
+            # After a crash Redis may not know the length yet, and then has another number of chunks.
             is_known = result.outcome not in COUNTED or result.chunk_count == count
             if result.outcome is not Outcome.REHYDRATE and is_known:
-                if result.settled:  # its sender may go away at any moment
+                if result.settled:  # the client may disconnect at any moment
                     self.uploads.begin_merge(upload)
                 return Stored(upload=upload, number=number, result=result, written=written, length_bytes=length - start)
-            # Hydrating adds the chunk: it is on the map. It is recorded again to learn where the upload stands.
+            # Hydrating counts the chunk, which is on the map. Recording it once more returns the figures of the upload.
             await self.closers.hydrate(upload)
         raise errors.Unavailable("The accounting store keeps restarting; try again.")
 
     # Answering
 
     async def answer(self, stored: Stored) -> Result:
-        """Answer a chunk that counts; the last one merges. Raises Unavailable, and as the merge does."""
+        """Answer a chunk that counts. The last chunk merges. Raises Unavailable, and as the merge does."""
         new, result = await self.acknowledge(stored), stored.result
         if not result.settled:
             return Acknowledged(
@@ -305,15 +303,14 @@ class Receiving:
                 return still_merging
 
     async def acknowledge(self, stored: Stored) -> bool:
-        """Return whether a chunk that counts is new: of these bytes. Then its sender waits for the digests. Raises
-        Unavailable."""
+        """Return whether the bytes of a chunk are new. If so, wait until the digests have caught up. Raises Unavailable."""
         self.check_database()
         result = stored.result
         new = stored.written
         CHUNKS.labels("recorded" if new else result.outcome.value).inc()
         if new:
             BYTES_RECEIVED.inc(stored.length_bytes)
-            if not result.settled:  # a duplicate is sent by who has lost patience with the first answer
+            if not result.settled:  # no wait for a duplicate: its client gave up on the first answer
                 await self.storage.keep_pace(stored.upload, stored.number)
         return new
 
@@ -323,7 +320,7 @@ class Receiving:
             raise errors.Unavailable("The database is lost; nothing is acknowledged.")
 
     async def _refuse(self, target: Target, meant: Upload | None, number: int, error: errors.UploaderError) -> Result:
-        """Answer a chunk with a bad number or body: by the state of its upload, or as a duplicate, else by `error`."""
+        """Answer a bad number or body: with the outcome of its upload, or as a duplicate, or else with `error`."""
         upload = await self._find_and_remember(target)
         if meant is not None and upload.id != meant.id:
             raise errors.Unavailable("The upload was opened anew meanwhile; send the chunk again.")
@@ -350,8 +347,7 @@ def _fault_of(upload: Upload, number: int, length_bytes: int | None) -> errors.I
 
 
 async def _receive_checked(source: ChunkSource, upload: Upload, number: int, claims: ClaimedDigests) -> Body:
-    """Receive a body of the right length, with the digests that were sent with it. Raises ChunkLengthMismatch,
-    DigestMismatch."""
+    """Receive a body of the right length, and compare its digests. Raises ChunkLengthMismatch, DigestMismatch."""
     body = await source.receive(upload.caller, chunk_length(number, upload.size, upload.chunk_size))
     try:
         await check_digests(body, claims)

@@ -1,8 +1,9 @@
-"""Removes what crashes left on the disk and ends idle uploads of past months; or, asked to, ends every open upload.
+"""Removes the remains of crashes from the disk and ends idle uploads of past months; on request, ends every open
+upload.
 
-Bytes that no row names go to the trash; but many blobs without a row say something of the database (decision 0015): then
-they stay until somebody says that they may go. Works beside servers, workers and other cleanups: it decides by rows, looks
-again before each removal, and leaves alone what changed lately.
+Bytes without a row go to the trash. But many blobs without a row suggest a wrong database (decision 0015): these blobs
+stay until an administrator releases them. Works beside servers, workers and other cleanups: it decides by rows, looks
+again before each removal, and spares recent changes.
 """
 
 import logging
@@ -31,13 +32,13 @@ from uploader.storage.store import Store
 logger = logging.getLogger(__name__)
 
 _EXPIRY_BATCH = 100
-# Later than any upload was opened.
+# Later than the opening of any upload.
 _ANY_TIME = datetime(9999, 12, 31, tzinfo=UTC)
 
 
 @dataclass(eq=False, repr=False)
 class Expiry:
-    """Expires idle uploads: the database says which may be, and the store, under an upload's locks, which are."""
+    """Expires idle uploads. The database lists the candidates; the store decides under the locks of each upload."""
 
     database: Database
     closers: Closers
@@ -45,11 +46,11 @@ class Expiry:
     expiry_seconds: float
 
     async def idle(self, updated_before: datetime, *, after_id: str) -> list[Upload]:
-        """Return the next uploads, by their ids, that may be idle. Raises Unavailable."""
+        """Return the next uploads that may be idle, by id. Raises Unavailable."""
         return await self.database.read(queries.all_open_uploads, after_id, _EXPIRY_BATCH, updated_before)
 
     async def expire(self, uploads: list[Upload]) -> None:
-        """Expire those that are idle. One that is busy holds up no other."""
+        """Expire the idle ones of these uploads. A busy upload does not hold up the others."""
         for upload in uploads:
             try:
                 await self.closers.expire(upload, self.expiry_seconds)
@@ -59,19 +60,19 @@ class Expiry:
                 )
 
 
-# An opening makes its directory before its row, and a merge its blob: what has neither may still get one.
+# Openings and merges write bytes before rows: younger entries may still get a row.
 _SETTLED_SECONDS = 3600.0
 _FACT = "kept strays"
 
 
 def is_settled(found: Found, now: datetime) -> bool:
-    """Return whether nothing is on its way there any more."""
+    """Return whether an entry is too old to get a row."""
     return found.changed_at < now.timestamp() - _SETTLED_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class Unnamed:
-    """The bytes of a content, or of an upload, that no row names."""
+    """The bytes of a content or of an upload without a row."""
 
     found: Found
     is_blob: bool
@@ -79,7 +80,7 @@ class Unnamed:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A part of all files of blobs; of those without a row, which somebody touched lately, and the others."""
+    """A part of the list of all blobs. Blobs without a row are `unsettled` if they changed lately, else `strays`."""
 
     listed: Stretch
     unsettled: list[Found]
@@ -89,9 +90,8 @@ class Batch:
 async def stray_blobs(
     database: Database, storage: Housekeeping, now: datetime, after: str = ""
 ) -> AsyncIterator[Batch]:
-    """Yield the files of blobs, in batches, with those that have no row: a crash left them, or they belong to another
-    database, which was lost, forgotten in the settings, or restored from before. `after`: where another walk has come
-    to. Raises Stopping, Unavailable."""
+    """Yield all blobs of the store in batches. A blob without a row comes from a crash, or belongs to another database,
+    such as the one before a restore. `after`: where an earlier walk has ended. Raises Stopping, Unavailable."""
     async for listed in storage.list_blobs(after):
         known = await database.read(queries.known_blobs, [found.name for found in listed])
         batch = Batch(listed, [], [])
@@ -102,7 +102,7 @@ async def stray_blobs(
 
 
 async def remember_kept_strays(database: Database, count: int) -> None:
-    """Say to all processes how many blobs without a row the last cleanup left where they are. Raises Unavailable."""
+    """Tell all processes how many blobs without a row the last cleanup left in place. Raises Unavailable."""
     if count != await kept_strays(database):
         await database.transact(meta.replace_fact, _FACT, str(count))
 
@@ -113,21 +113,21 @@ async def kept_strays(database: Database) -> int:
 
 
 _BATCH = 250
-# Of each user's closed uploads.
+# Closed uploads remembered for each user.
 _REMEMBERED = 1000
 _PURGED_UNTIL = "users with many closed uploads"
-# So many blobs without a row are what crashes leave; or so large a part of all.
+# More blobs without a row than this number and this part of all blobs are not the remains of crashes.
 _MAX_STRAYS, _MAX_STRAY_PART = 100, 0.01
-# So many are kept in memory until all were counted; more are left for the next time.
+# How many strays are kept in memory until all are counted; further ones wait for the next cleanup.
 _MAX_STRAYS_AT_ONCE = 10_000
-# Bytes of an upload go at its end; if they are still there a minute later, the process that ended it has died.
+# An upload's bytes go when it ends. If bytes remain a minute later, the process has died.
 _ENDED_SECONDS = 60.0
 _TIDIED_UNTIL = "closed uploads were tidied"
 _LAST_CLEANUP = "cleaned up"
 
 
 class LastCleanup(msgspec.Struct, frozen=True):
-    """The last cleanup by a job of this installation: when it ended, and whether it left what was too young or busy."""
+    """The last cleanup by a job. `at`: the end. `left`: True if some entries stayed, too young or busy."""
 
     at: datetime
     left: bool
@@ -140,13 +140,13 @@ class Cleaned:
     directories: int = 0
     blobs: int = 0
     disk_bytes: int = 0
-    # Blobs that no row names, and that stay: so many are hardly what crashes left.
+    # Blobs without a row that stay, because they are too many for the remains of crashes.
     stray_blobs: int = 0
     stray_bytes: int = 0
-    # What somebody touched so lately that it stays: it may still get its row.
+    # Entries that changed too recently: they may still get a row.
     unsettled: int = 0
     unsettled_bytes: int = field(default=0, compare=False)
-    # What could not be dealt with now; the log says why.
+    # Entries that could not be handled now; the log has the reasons.
     left: int = 0
 
 
@@ -173,10 +173,9 @@ class Cleanup:
         all_strays: bool = False,
         dry_run: bool = False,
     ) -> Cleaned:
-        """Clean what was opened before a moment, in UTC (the begin of the present month, if not given), and the blobs;
-        expire what was opened before it and idle for `idle_seconds`, if given. `all_strays`: however many blobs no row
-        names, they go; somebody is sure that they are of no other database. `dry_run`: only say what it would do.
-        Raises Unavailable, Stopping."""
+        """Clean up uploads opened before a moment (UTC; by default the start of this month), and blobs. Expire open uploads
+        of that time after `idle_seconds` without a chunk, if given. `all_strays`: remove any number of blobs without a row;
+        an administrator is sure that no other database needs them. `dry_run`: only report. Raises Unavailable, Stopping."""
         rules = {"all_strays": all_strays, "dry_run": dry_run}
         run = _Run(self.database, self.storage, self.closers, self.clock, idle_seconds=idle_seconds, **rules)
         month = self.clock.now().astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -188,7 +187,7 @@ class Cleanup:
             await remember_kept_strays(self.database, run.cleaned.stray_blobs)
             if all_strays:
                 await self.database.transact(meta.release_contents)
-            # What went though no row named it; each upload that expired is told by itself.
+            # The act tells of bytes without a row. Each expired upload has an act of its own.
             if run.cleaned.blobs or run.cleaned.directories:
                 told = {name: getattr(run.cleaned, name) for name in ("blobs", "directories", "disk_bytes")}
                 facts = {"all_strays": all_strays, **told}
@@ -196,22 +195,22 @@ class Cleanup:
         return run.cleaned
 
     async def last(self) -> LastCleanup | None:
-        """Return None if no job has cleaned up yet. Raises Unavailable."""
+        """Return the last cleanup; None if no job has cleaned up yet. Raises Unavailable."""
         return await self.database.read(meta.kept, _LAST_CLEANUP, LastCleanup)
 
     async def remember(self, last: LastCleanup) -> None:
-        """Tell all jobs of the installation of a cleanup. Raises Unavailable."""
+        """Tell all jobs of the installation about a cleanup. Raises Unavailable."""
         await self.database.transact(meta.keep, _LAST_CLEANUP, last)
 
     async def ask_again(self) -> None:
-        """Let the next job that looks clean up: somebody has found what may go. Raises Unavailable."""
+        """Let the next job clean up, because there is something to remove. Raises Unavailable."""
         last = await self.last()
         if last is not None and not last.left and not await kept_strays(self.database):
             await self.remember(LastCleanup(last.at, left=True))
 
     async def find_left(self, limit: int) -> bool:
-        """Let the closers tidy what is left of uploads that were closed since the last call, because the process that closed
-        them died before it was done; returns whether there may be more. Raises Unavailable."""
+        """Hand over to `Closers.tidy_left` the remains of uploads closed since the last call, whose process died before
+        it was done. Return whether there may be more. Raises Unavailable."""
         since, until = await self.database.read(meta.moment, _TIDIED_UNTIL), self.clock.now()
         until -= timedelta(seconds=_ENDED_SECONDS)
         closed = await self.database.read(queries.uploads_closed_between, min(since, until), until, limit)
@@ -223,7 +222,7 @@ class Cleanup:
         return len(closed) == limit
 
     async def unnamed(self) -> AsyncIterator[Unnamed]:
-        """Yield the bytes of contents and of uploads that no row names, however young. Raises Unavailable, Stopping."""
+        """Yield the bytes of contents and uploads without a row, however young. Raises Unavailable, Stopping."""
         async for stretch in self.storage.list_blobs():
             known = await self.database.read(queries.known_blobs, [each.name for each in stretch.found])
             for found in stretch.found:
@@ -236,12 +235,12 @@ class Cleanup:
                     yield Unnamed(found, is_blob=False)
 
     async def purge_closed(self, closed_before: datetime, limit: int) -> int:
-        """Forget what became of uploads that were closed long ago; returns how many. Raises Unavailable."""
+        """Forget uploads that were closed long ago. Return how many. Raises Unavailable."""
         return await self._purge(await self.database.read(queries.closed_uploads, closed_before, limit))
 
     async def purge_crowded(self, limit: int) -> bool:
-        """Forget what became of uploads that were closed before the newest of their users, as far as these closed any since
-        the last call; returns whether more such users may follow. Raises Unavailable."""
+        """Forget closed uploads beyond the newest 1000 of a user, for users who closed uploads since the last call.
+        Return whether more users may follow. Raises Unavailable."""
         since, now = await self.database.read(meta.moment, _PURGED_UNTIL), self.clock.now()
         ends = await self.database.read(queries.ends_of_uploads, min(since, now), now, limit)
         if not ends:
@@ -254,13 +253,12 @@ class Cleanup:
         return len(ends) == limit
 
     async def _purge(self, closed: list[Upload]) -> int:
-        """Remove closed uploads. Where bytes are left they go first, and the row at the next call: bytes that no row names
-        would stay."""
+        """Remove closed uploads. If bytes remain, remove them now, and the row at the next call."""
         left = {upload.id for upload in await self.storage.remaining(closed)}
         for upload_id in left:
             try:
                 await self.closers.tidy(upload_id)
-            except Unavailable as error:  # one that is busy must not hold up the others
+            except Unavailable as error:  # a busy upload must not hold up the others
                 logger.log(
                     level_of(error), "a closed upload is kept", extra={"upload_id": upload_id, "reason": error.reason}
                 )
@@ -270,7 +268,7 @@ class Cleanup:
         return await self.database.transact(transactions.uploads.purge_uploads, gone)
 
     async def reset_unfinished(self, *, only_lost: bool = False) -> Reset:
-        """Cancel all uploads that are open now, or only those whose chunks are lost. Raises Unavailable."""
+        """Cancel all open uploads, or only uploads whose chunks are lost. Raises Unavailable."""
         reset = Reset()
         async for upload in self._opened_before_now():
             if not only_lost or await self._is_lost(upload):
@@ -287,7 +285,7 @@ class Cleanup:
         return reset
 
     async def count_lost(self) -> int:
-        """Count open uploads that have no chunks any more, as after a restore. Raises Unavailable."""
+        """Count open uploads that lost their chunks, as after a restore. Raises Unavailable."""
         return sum([await self._is_lost(upload) async for upload in self._opened_before_now()])
 
     async def _is_lost(self, upload: Upload) -> bool:
@@ -300,7 +298,7 @@ class Cleanup:
         return False
 
     async def _opened_before_now(self) -> AsyncIterator[Upload]:
-        """Yield what was opened before now, not since: a busy server would keep this going for ever."""
+        """Yield uploads opened before this call, none since: a busy server would keep this going for ever."""
         after, newest = "", new_id()
         while batch := await self.database.read(queries.all_open_uploads, after, _BATCH):
             for upload in batch:
@@ -324,7 +322,7 @@ class _Run:
     def __post_init__(self) -> None:
         self._now = self.clock.now()
         self.cleaned = Cleaned()
-        # What stays though it is settled, and however few it is.
+        # Contents that stay after a restore, though they are settled and few.
         self.held: meta.Held | None = None
 
     # Uploads
@@ -363,7 +361,7 @@ class _Run:
             return True
 
     async def _remove_directory(self, found: Found) -> bool:
-        """Remove what no open upload has; the row is asked for again, durably: it may have come or gone since the batch."""
+        """Remove the directory of no open upload. Read the row again, durably: it may have come or gone meanwhile."""
         row = await self.database.read_durably(queries.upload_by_id, found.name)
         if row is not None and row.state is State.OPEN:
             return False
@@ -379,7 +377,7 @@ class _Run:
     # Blobs
 
     async def clean_blobs(self) -> None:
-        """Put blobs without a row away, unless they are many; and remove what interrupted merges left beside blobs."""
+        """Put blobs without a row into the trash, unless they are too many. Remove the drafts of interrupted merges."""
         waiting: list[Found] = []
         total = strays = disk_bytes = 0
         async for batch in stray_blobs(self.database, self.storage, self._now):
@@ -420,7 +418,7 @@ class _Run:
 
     async def _put_blob_away(self, found: Found) -> bool:
         if found.is_draft:
-            # No row ever speaks of that name, and a merge that was on that way for an hour begins anew.
+            # No row ever names a draft, and a merge interrupted for an hour begins anew.
             return await self.storage.remove(found)
 
         @self.database.outside
@@ -432,9 +430,9 @@ class _Run:
                 transactions.files.with_blob_locked, found.name, put_away, self._now, alone=True
             )
         except Duplicate:
-            return False  # it has a row by now
+            return False  # the blob has a row by now
 
     def _leave(self, found: Found, error: UploaderError) -> None:
-        """Leave out one that is busy: it must not hold up the others."""
+        """Leave out a busy entry, which must not hold up the others."""
         logger.log(level_of(error), "not cleaned up for now", extra={"path": found.place, "reason": error.reason})
         self.cleaned.left += 1

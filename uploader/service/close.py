@@ -1,8 +1,8 @@
-"""Works on an upload as a whole while all its chunks are locked: ends it without a file, tidies up after it, hydrates Redis,
+"""Works on an upload as a whole while all its chunks are locked: ends it without a file, tidies up, hydrates Redis,
 withdraws chunks.
 
-The effects of an ending come in one order: SQL, then Redis, then the disk. What a crash leaves between two of them is tidied
-by the next job, merge or cleanup that meets the upload.
+An ending takes effect in one order: SQL, then Redis, then the disk. After a crash in between, the next job, merge or
+cleanup that meets the upload does the rest.
 """
 
 import logging
@@ -43,28 +43,28 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The era may move between its reading and the hydration. If it moves more often than this, Redis keeps restarting.
+# The era may change between reading it and hydrating. If the era changes more often than this, Redis keeps restarting.
 _HYDRATE_ATTEMPTS = 5
 
 
 @dataclass(eq=False, repr=False)
 class Closers:
-    """Takes all locks of an upload for each of its methods, which run to their ends even if their callers are cancelled."""
+    """Methods that take all locks of an upload, and run to their end even if their callers are cancelled."""
 
     database: Database
     storage: Store
     pending: Pending
     clock: Clock
-    # Of closed uploads whose bytes this process could not remove.
+    # Ids of closed uploads whose bytes this process could not remove.
     _left: set[str] = field(default_factory=set, init=False)
-    # Complete, but no digests come of their bytes, though none of those is bad.
+    # Ids of complete uploads whose digests can't be computed, although no chunk is bad.
     _unmergeable: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._mending = OnePerKey[None]()
 
     async def close(self, upload: Upload, reason: Reason) -> None:
-        """Raises NotOpen, Unavailable."""
+        """End an upload without a file. Raises NotOpen, Unavailable."""
         await uninterrupted(self._close(upload, reason))
 
     async def _close(self, upload: Upload, reason: Reason) -> None:
@@ -74,12 +74,12 @@ class Closers:
                     await self._refuse_an_older_generation(upload)
                 await self._commit_close(upload, reason, closer)
         except Gone:
-            # Without a map there are no locks. Either another worker has closed the upload: the transaction raises NotOpen.
-            # Or the directory was lost: the upload ends all the same.
+            # Without a map there are no locks. Either another worker has closed the upload: then the transaction raises
+            # NotOpen. Or the directory was lost: then the upload ends without it.
             await self._commit_close(upload, reason, None)
 
     async def _refuse_an_older_generation(self, upload: Upload) -> None:
-        """Raises NotOpen if chunks were withdrawn since the caller compared the bytes with the claims."""
+        """Raises NotOpen if chunks were withdrawn after the caller compared the bytes with the claims."""
         row = await self.database.read(queries.upload_by_id, upload.id, brief=True)
         if row is None or row.generation != upload.generation:
             raise NotOpen(upload.id)
@@ -87,7 +87,7 @@ class Closers:
     async def _commit_close(self, upload: Upload, reason: Reason, closer: Closer | None) -> None:
         await self.announce(upload)
         now, action, told = self.clock.now(), _ACTIONS.get(reason), None
-        # What users cancel themselves, or what fails, is no act.
+        # A cancellation by the user, or a failure, is no act.
         if action is not None and not (reason is Reason.CANCELLED and actor().via is Via.REQUEST):
             told = act(action, now, subject=upload.id, user_id=upload.user_id)
         await self.database.transact(transactions.uploads.close_upload, upload.id, reason, now, told)
@@ -97,7 +97,7 @@ class Closers:
 
     async def announce(self, upload: Upload) -> None:
         """Lease the upload's task before a commit that closes the upload or renews its generation. If this process dies
-        after that commit, the lease ends and a worker meets the upload."""
+        after the commit, the lease ends, and a worker meets the upload."""
         try:
             with in_passing():
                 await self.pending.lease(upload.id)
@@ -106,8 +106,9 @@ class Closers:
             logger.debug("an upload is closed without Redis", extra={"upload_id": upload.id})
 
     async def close_by(self, upload: Upload | None, commit: Callable[[], Awaitable[T]]) -> T:
-        """Run `commit`, a transaction that closes an upload as done, if there is one whose file came in another way, under
-        its locks, and tidy up. Raises what `commit` raises, and Unavailable. Not to be cancelled."""
+        """Run `commit`, a transaction that closes an upload as done because its file came another way. Hold the locks
+        of the upload meanwhile, and tidy up afterwards. `upload`: None if there is no open upload. Must not be
+        cancelled. Raises Unavailable, and what `commit` raises."""
         if upload is None:
             return await commit()
         try:
@@ -123,8 +124,8 @@ class Closers:
         return result
 
     async def expire(self, upload: Upload, idle_seconds: float) -> bool:
-        """Expire an upload, unless the store has taken a chunk within `idle_seconds`: asked under the upload's locks. A
-        complete upload is hydrated instead, which arms its merge, unless that failed here. Raises Unavailable."""
+        """Expire an upload, unless the store has taken a chunk within `idle_seconds`; this is checked under the locks.
+        A complete upload is hydrated instead, to arm its merge, unless that failed here. Raises Unavailable."""
         return await uninterrupted(self._expire(upload, idle_seconds))
 
     async def _expire(self, upload: Upload, idle_seconds: float) -> bool:
@@ -140,7 +141,7 @@ class Closers:
                 if complete:
                     await self._hydrate(upload)
                 return not complete
-            except Gone:  # its directory was lost: the user gets back all the same what it holds of the quota
+            except Gone:  # the directory was lost: the user still gets back the reserved space
                 await self._commit_close(upload, Reason.EXPIRED, None)
                 return True
         except NotOpen:
@@ -151,19 +152,17 @@ class Closers:
             complete = (await self._read_held(upload, closer)).complete
         except StorageFailed:
             await self.storage.check()
-            # Its map alone can't be read, and so not be merged: it may end when it has been idle for long enough.
+            # Only the map of this upload can't be read, so it can't be merged. It may expire when it is idle.
             return False
         return complete and not upload.is_part and upload.id not in self._unmergeable
 
     def note_unmergeable(self, upload: Upload) -> None:
-        """Note that the digests of a complete upload can't be computed, and no chunk of it is bad: it may expire when
-        it is idle."""
+        """Note that a complete upload has no digests, although no chunk is bad: the upload may expire when idle."""
         self._unmergeable.add(upload.id)
 
     async def tidy(self, upload_id: str) -> bool:
-        """Drop what Redis and the disk still have of an upload that is closed or unknown in the database; returns
-        whether bytes were removed. An open one is hydrated instead, because a crash may have interrupted its
-        withdrawal."""
+        """Drop the remains of a closed or unknown upload from Redis and the disk. Return whether bytes were removed. An
+        open upload is hydrated instead, because a crash may have interrupted the withdrawal of a chunk."""
         return await uninterrupted(self._tidy(upload_id))
 
     async def _tidy(self, upload_id: str) -> bool:
@@ -184,8 +183,8 @@ class Closers:
             return await self.clear(row, row.state, None)
 
     async def _tidy_held(self, upload: Upload, closer: Closer) -> bool:
-        """The caller has read `upload` as closed, perhaps before that commit was durable. A crash of the database may have
-        undone the commit since (decision 0012), so the row is read again, durably."""
+        """Tidy up after an upload that was read as closed, perhaps before the commit was durable. A crash of the
+        database may have undone the commit since (decision 0012), so read the row again, durably."""
         row = await self.database.read_durably(queries.upload_by_id, upload.id)
         if row is not None and row.state is State.OPEN:
             with suppress(Gone, NotOpen):
@@ -195,8 +194,8 @@ class Closers:
         return await self.clear(closed, closed.state, closer)
 
     async def clear(self, upload: Upload, state: State, closer: Closer | None) -> bool:
-        """Drop a closed upload from Redis, then its bytes from the disk; returns whether bytes were removed. Never
-        fails: the flusher or the merger comes back to what stays in Redis, and `tidy_left` to the bytes."""
+        """Drop a closed upload from Redis, then its bytes from the disk. Return whether bytes were removed. Never
+        fails: the flusher or the merger returns to an upload that stays in Redis, and `tidy_left` to bytes on the disk."""
         self._unmergeable.discard(upload.id)
         try:
             with in_passing():
@@ -212,11 +211,11 @@ class Closers:
             return False
 
     def leave(self, upload_ids: Sequence[str]) -> None:
-        """Leave what there is of closed uploads to `tidy_left`."""
+        """Leave the remains of closed uploads to `tidy_left`."""
         self._left |= set(upload_ids)
 
     async def tidy_left(self) -> None:
-        """Try to remove bytes of closed uploads that nobody has removed. Raises Unavailable."""
+        """Remove bytes of closed uploads that this process could not remove earlier. Raises Unavailable."""
         left, self._left = self._left, set()
         while left:
             upload_id = left.pop()
@@ -229,7 +228,7 @@ class Closers:
                 raise
 
     async def hydrate(self, upload: Upload) -> RecordResult:
-        """Rebuild Redis from the map; where that is gone, all is missing. Raises Gone, NotOpen, Unavailable."""
+        """Rebuild Redis from the map. Without a map, all chunks are missing. Raises Gone, NotOpen, Unavailable."""
         return await uninterrupted(self._hydrate(upload))
 
     async def _hydrate(self, upload: Upload) -> RecordResult:
@@ -240,15 +239,15 @@ class Closers:
             generation = await self._begin_anew(upload)
         try:
             async with self.storage.closing(upload) as closer:
-                await closer.withdraw([], generation=generation)  # the digests are of what was
+                await closer.withdraw([], generation=generation)  # the digests belong to the lost bytes
                 return await self._hydrate_held(upload, closer)
         except NotOpen:
-            await self._tidy(upload.id)  # it was closed while its files were made
+            await self._tidy(upload.id)  # the upload was closed while its files were made
             raise
 
     async def mend(self, upload: Upload) -> None:
-        """Mend an open upload whose bytes somebody did not find. Where they are lost, all of it is missing from here
-        on, and can be sent again; else only Redis is rebuilt. Raises Gone, NotOpen, Unavailable."""
+        """Recover an open upload whose bytes were not found. Lost bytes are missing from now on, and can be sent again.
+        If no bytes are lost, only rebuild Redis. Raises Gone, NotOpen, Unavailable."""
         await uninterrupted(self._mending.run(upload.id, lambda: self._mend(upload)))
 
     async def _mend(self, upload: Upload) -> None:
@@ -260,16 +259,16 @@ class Closers:
         await self._hydrate(upload)
 
     async def _begin_anew(self, upload: Upload) -> int:
-        """Let an open upload without files have new ones; returns its generation from here on. Each step may be repeated
-        after a crash at any other, and done by several at once. Raises Gone, NotOpen, StorageFull, Unavailable."""
+        """Make new files for an open upload without files. Return the new generation. Every step may be repeated after
+        a crash, and run concurrently. Raises Gone, NotOpen, StorageFull, Unavailable."""
         row = await self.database.read_durably(queries.upload_by_id, upload.id)
         if row is None or row.state is not State.OPEN:
             raise NotOpen(upload.id)
         if row.is_whole:
-            raise Gone(upload.id)  # what it was made of is gone with it
+            raise Gone(upload.id)  # the bytes of its parts are gone, too
         await self.storage.check_lost(row)
         await self.announce(row)
-        # The generation comes first, as where chunks are withdrawn.
+        # The generation comes first, as in `_withdraw_held`.
         generation = await self.database.transact(transactions.uploads.withdraw, row.id, 0, self.clock.now())
         for found in await self.storage.copies(row.id):
             if await self.storage.restore_upload(found, row):
@@ -279,15 +278,15 @@ class Closers:
         self._unmergeable.discard(row.id)
         logger.error("an upload lost its files, and begins anew", extra={"upload_id": row.id, "user_id": row.user_id})
         LOST_UPLOADS.inc()
-        with suppress(Unavailable):  # the log has it
+        with suppress(Unavailable):  # the log has the mishap
             await self.database.transact(meta.note_mishap, meta.Mishap.LOST_UPLOAD, self.clock.now())
         return generation
 
     async def _hydrate_held(self, upload: Upload, closer: Closer) -> RecordResult:
-        chunk_map = await self._read_held(upload, closer)  # this may withdraw chunks, and so renew the generation
+        chunk_map = await self._read_held(upload, closer)  # may withdraw chunks, and renew the generation
         for _ in range(_HYDRATE_ATTEMPTS):
             era = (await self.pending.read(upload.id)).era
-            # Durably: for bytes that Redis takes to be flushed already no flusher ever comes.
+            # Durably: no flusher ever comes for bytes that Redis wrongly counts as flushed.
             row = await self.database.read_durably(queries.upload_by_id, upload.id)
             if row is None or row.state is not State.OPEN:
                 raise NotOpen(upload.id)
@@ -301,9 +300,9 @@ class Closers:
         raise Unavailable("The accounting store keeps restarting; try again.")
 
     async def tell_length(self, upload: Upload, commit: Callable[[int], Awaitable[Upload]]) -> Upload:
-        """Run `commit`, a transaction that tells the length, given where the bytes of the upload end. Then its map and
-        Redis hear of it; if it is whole, its merge is armed. Raises what `commit` raises, Gone, NotOpen,
-        Unavailable."""
+        """Run `commit`, a transaction that stores the length of an upload, with the offset where its bytes end. Then
+        tell the map and Redis. If the upload is full, its merge is armed. Raises Gone, NotOpen, Unavailable, and what
+        `commit` raises."""
         return await uninterrupted(self._tell_length(upload, commit))
 
     async def _tell_length(self, upload: Upload, commit: Callable[[int], Awaitable[Upload]]) -> Upload:
@@ -318,9 +317,8 @@ class Closers:
             return told
 
     async def read_map(self, upload: Upload) -> PresentChunks:
-        """Read which chunks are stored and whole, none where the files are lost. If the machine was restarted since
-        chunks came without a sync, or a file is damaged, their checksums are compared first. Raises Gone, NotOpen,
-        Unavailable."""
+        """Read which chunks are stored and intact; none if the files are lost. Compare checksums first, if a file is
+        damaged or the machine restarted after chunks came without a sync. Raises Gone, NotOpen, Unavailable."""
         try:
             return await self.storage.read_map(upload)
         except (Gone, Unverified):
@@ -328,7 +326,7 @@ class Closers:
             return await self.storage.read_map(upload)
 
     async def _read_held(self, upload: Upload, closer: Closer) -> PresentChunks:
-        """Raises LengthTold if the caller does not know the length of an upload, but others do."""
+        """Raises LengthTold if another process has told the length, and the caller does not know it."""
         if not upload.length_known:
             row = await self.database.read(queries.upload_by_id, upload.id, brief=True)
             if row is None or row.state is not State.OPEN or row.length_known:
@@ -337,7 +335,7 @@ class Closers:
             return await closer.read_map()
         except Unverified:
             if upload.length_known:
-                # A crash may have interrupted the telling of it. Durably: from here on a row of before would be wrong.
+                # A crash may have interrupted telling the length. Durably: an outdated row would be wrong from here on.
                 row = await self.database.read_durably(queries.upload_by_id, upload.id)
                 if row is not None and row.length_known and await closer.settle_length(row):
                     return await self._read_held(upload, closer)
@@ -366,7 +364,7 @@ class Closers:
             tail = None
         left = received_bytes(present, upload.extent, upload.chunk_size, tail)
         await self.announce(upload)
-        # The generation comes first: figures of the old one have to count for nothing before there is a smaller figure.
+        # The generation comes first: figures of the old generation must be void before there is a smaller figure.
         generation = await self.database.transact(transactions.uploads.withdraw, upload.id, left, self.clock.now())
         crash_point("withdraw.after_commit")
         await closer.withdraw(numbers, generation=generation, verified=verified)

@@ -1,7 +1,7 @@
-"""The use cases of concatenations: order one, say where it stands, take the order back, bring it further.
+"""The use cases of concatenations: order, report the state, cancel, advance.
 
-Until all of its parts are complete a whole is an order in the database, and nothing else; then it is joined, and from there
-on it is an upload. The completer of the last part brings it further, or a client that asks; and a job where both have died.
+Until all parts are complete, a whole is only an order in the database. Then its parts are joined, and the whole is an
+upload. The request that completes the last part advances the whole, or a client that asks; if both died, a job does.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class Joining:
-    """Joins parts that are complete to the upload that they become, under the locks of all of them and in one
-    transaction. Before it the directory of the whole has their bytes, on which nothing rests: the next attempt makes it
-    anew. After it they are closed, and the whole waits to be filled."""
+    """Joins complete parts into one upload, under the locks of all parts and in one transaction. Before the
+    transaction, the directory of the whole already has the bytes; a failed attempt leaves them for the next one to
+    replace. After the transaction the parts are closed, and the whole waits to be filled."""
 
     settings: Settings
     database: Database
@@ -59,11 +59,11 @@ class Joining:
             if not part.length_known or not (await self.closers.read_map(part)).complete:
                 return False
         whole = self._whole_of(ordered, parts)
-        # Its chunks are written beside those of its parts, which are there until it is merged.
+        # The chunks of the whole are written while the parts still exist, until the merge.
         await self.admission.check(whole.size)
         try:
             return await uninterrupted(self._join(ordered, whole, parts))
-        except Duplicate:  # somebody else has joined them
+        except Duplicate:  # another process has joined them
             return True
 
     def _whole_of(self, ordered: Concatenation, parts: dict[str, Upload]) -> Upload:
@@ -76,7 +76,7 @@ class Joining:
             name=ordered.name,
             size=size,
             chunk_size=self._chunk_sizes.choose(None, size),
-            # By the time of the order, so that each attempt meets what the one before has left.
+            # By the time of the order: each attempt has to find the remains of the attempt before.
             place=self.storage.place_of(ordered.id, ordered.created_at),
             created_at=now,
             updated_at=now,
@@ -89,7 +89,7 @@ class Joining:
         in_order = [parts[part_id] for part_id in ordered.part_ids]
         make_room = self.database.outside(lambda: self.storage.create(whole, in_order))
         async with AsyncExitStack() as stack:
-            # In the order of their ids, as everywhere where somebody locks several.
+            # In the order of their ids, as everywhere, to avoid deadlocks.
             held = [
                 (part, await stack.enter_async_context(self.storage.closing(part))) for _, part in sorted(parts.items())
             ]
@@ -107,14 +107,14 @@ class Joining:
         return True
 
 
-# To fill is to copy: more at once than this only makes each slower.
+# Filling copies bytes: more fillings at once only slow each other down.
 _AT_ONCE = 2
 
 
 @dataclass(eq=False, repr=False)
 class Filling:
-    """Fills concatenations with the bytes of their parts, each chunk in the way of every chunk, and has them merged. It may
-    end and go on anywhere: a chunk that is on the map is skipped, and the store says who fills."""
+    """Fills concatenations with the bytes of their parts, as ordinary chunks, and starts their merge. May be
+    interrupted and resumed anywhere: chunks on the map are skipped, and the store lets only one process fill."""
 
     database: Database
     storage: UploadBytes
@@ -127,7 +127,7 @@ class Filling:
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     def start(self, upload_id: str) -> "asyncio.Task[errors.UploaderError | None]":
-        """Begin to fill a whole, and to merge it then; or join who does that here. The task returns what went wrong."""
+        """Begin to fill and merge a whole, or return the task that does so already. The task returns the error, if any."""
         task = self._running.get(upload_id)
         if task is None:
             task = self._running[upload_id] = asyncio.create_task(self._run(upload_id), name=f"fill {upload_id}")
@@ -139,7 +139,7 @@ class Filling:
             await ended(task)
 
     async def wait(self, upload_id: str, seconds: float) -> bool:
-        """Fill as `start`, and return whether that ended within the time. Raises StorageFull."""
+        """Fill as `start` does. Return whether this ended in time. Raises StorageFull."""
         filling = self.start(upload_id)
         await asyncio.wait({filling}, timeout=seconds)
         is_done = filling.done() and not filling.cancelled()
@@ -148,7 +148,7 @@ class Filling:
         return is_done
 
     async def _run(self, upload_id: str) -> errors.UploaderError | None:
-        """Run it, and log what goes wrong: the job comes back to it."""
+        """Fill and merge a whole. Errors are logged, and the job returns to the whole."""
         try:
             with charged_apart():
                 async with self._turns:
@@ -172,7 +172,7 @@ class Filling:
         return None
 
     async def _fill(self, upload_id: str) -> bool:
-        """Tell whether it was completed here. Raises Busy, Gone, NotOpen, Stopping, StorageFull, Unavailable."""
+        """Return whether this call completed the whole. Raises Busy, Gone, NotOpen, Stopping, StorageFull, Unavailable."""
         upload = await self.database.read(queries.upload_by_id, upload_id, brief=True)
         if upload is None or upload.state is not State.OPEN:
             return False
@@ -228,12 +228,13 @@ class Concatenations:
     # Ordering
 
     async def order(self, new: NewConcatenation) -> str:
-        """Make a whole of parts, as soon as they are complete; returns its id, the same for the same parts. Waits for
-        it as long as for a merge. Raises InvalidRequest for what is no part, UploadNotFound, UploadGone, FileTooLarge,
-        QuotaExceeded, TooManyUploads, NotAllowed, StorageFull, Unavailable."""
+        """Order a whole of these parts. Return the id of the whole; the same parts in the same order give the same id.
+        If the parts are complete, wait for the file as long as for a merge. Raises InvalidRequest for an upload that is
+        no part, UploadNotFound, UploadGone, FileTooLarge, QuotaExceeded, TooManyUploads, NotAllowed, StorageFull,
+        Unavailable."""
         for _ in range(ATTEMPTS):
             known = await self._known(new)
-            if known is not None:  # what became of it is raised, if that is no file
+            if known is not None:  # raises if the whole ended without a file
                 await self._size_of(Target(known.caller, upload_id=known.id), known)
                 await self._advance_and_wait(known)
                 return known.id
@@ -242,7 +243,7 @@ class Concatenations:
             except (Duplicate, NotOpen, errors.UploadGone):
                 if await self._known(new) is None:
                     await self._check_parts(new.caller, new.part_ids)
-                await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster: what they did is the answer now
+                await asyncio.sleep(PAUSE_SECONDS)  # another request was faster: its outcome is the answer
                 continue
             try:
                 await self._advance_and_wait(ordered)
@@ -272,12 +273,12 @@ class Concatenations:
             await self.filling.wait(ordered.id, self.settings.merge_wait_seconds)
 
     async def merge(self, target: Target) -> StillMerging | Complete:
-        """Merge as `Uploads.merge`; a whole is filled before that. Raises StorageFull, too."""
+        """Merge as `Uploads.merge` does; fill a whole before. Raises StorageFull, too."""
         found = await self.uploads.find(target)
         if not isinstance(found, Upload) or not found.is_whole:
             return await self.uploads.merge(target)
         if await self.filling.wait(found.id, self.settings.merge_wait_seconds):
-            with suppress(errors.ChunksMissing):  # no client can send them
+            with suppress(errors.ChunksMissing):  # no client can send these chunks
                 return await self.uploads.merge(target)
         match await self.uploads.status(target):
             case Complete() as complete:
@@ -288,7 +289,7 @@ class Concatenations:
     # Asking, taking back
 
     async def is_whole(self, target: Target) -> bool:
-        """Return whether this is a whole, finished or not: nobody appends to it."""
+        """Return whether an upload is a whole, finished or not. A whole takes no appends."""
         return await self.database.read(queries.is_concatenation, target.caller, target.upload_id or "", brief=True)
 
     async def status(self, target: Target) -> WholeStatus:
@@ -302,7 +303,7 @@ class Concatenations:
             try:
                 return await self._check_parts(target.caller, ordered.part_ids), False
             except errors.UploadGone:
-                if await self._upload(ordered.id) is None:  # else they were joined at this moment
+                if await self._upload(ordered.id) is None:  # otherwise the parts were joined meanwhile
                     raise
         match await self.uploads.find(target):
             case Complete(file=file):
@@ -311,7 +312,8 @@ class Concatenations:
                 return upload.size, False
 
     async def cancel(self, target: Target) -> None:
-        """End or forget a whole; of one that waits the parts stay. Raises UploadNotFound, UploadGone, Unavailable."""
+        """Cancel an unfinished whole, or forget a finished one. The parts of a waiting whole stay. Raises
+        UploadNotFound, UploadGone, Unavailable."""
         ordered = await self._own(target)
         if await self._drop(ordered.id):
             return
@@ -334,7 +336,7 @@ class Concatenations:
     # Bringing further
 
     async def part_completed(self, part: Upload) -> None:
-        """Join the whole of a part whose last byte is there, if it waits for nothing else. Never fails."""
+        """Advance each whole that was waiting for this complete part. Never fails."""
         try:
             ids = await self.database.read(queries.concatenations_waiting_for, part.id, brief=True)
             for concatenation_id in ids:
@@ -345,7 +347,7 @@ class Concatenations:
             )
 
     async def advance_due(self) -> bool:
-        """Bring all further; one that fails holds up no other. Return whether there are any. Raises Unavailable."""
+        """Advance every whole; a failure holds up no other. Return whether there is any. Raises Unavailable."""
         if not await self.database.read(queries.has_concatenations, brief=True):
             return False
         after = ""
@@ -365,7 +367,7 @@ class Concatenations:
             await self._advance(ordered)
 
     async def _advance(self, ordered: Concatenation) -> bool:
-        """Do what is next for it; return whether it is being filled. Raises QuotaExceeded, StorageFull, Unavailable."""
+        """Take a whole's next step. Return whether it is being filled. Raises QuotaExceeded, StorageFull, Unavailable."""
         upload = await self._upload(ordered.id)
         if upload is None and not await self._join(ordered):
             return False
@@ -378,14 +380,14 @@ class Concatenations:
     async def _join(self, ordered: Concatenation) -> bool:
         parts = await self._parts_of(ordered.part_ids)
         if any(part_id not in parts or parts[part_id].state is not State.OPEN for part_id in ordered.part_ids):
-            await self._drop(ordered.id)  # it can never be made, unless somebody has just made it
+            await self._drop(ordered.id)  # the whole can never be made, unless another process has just made it
             return await self._upload(ordered.id) is not None
         if all(part.length_known for part in parts.values()):
             self._check_size(sum(parts[part_id].size for part_id in ordered.part_ids))
         try:
             return await self.joining.join(ordered, parts)
         except (Gone, NotOpen):
-            return False  # a part has ended meanwhile: the next look tells how
+            return False  # a part has ended: the next look finds out how
 
     async def _upload(self, upload_id: str) -> Upload | None:
         return await self.database.read(queries.upload_by_id, upload_id, brief=True)
@@ -395,7 +397,7 @@ class Concatenations:
         return await self.database.read(queries.uploads_by_id, ids)
 
     async def _check_parts(self, caller: Caller, part_ids: tuple[str, ...]) -> int | None:
-        """Return their bytes; None while one has no length. Raises UploadNotFound, UploadGone, InvalidRequest."""
+        """Return the size of all parts; None while one has no length. Raises UploadNotFound, UploadGone, InvalidRequest."""
         parts = await self._parts_of(part_ids)
         for part_id in part_ids:
             part = parts.get(part_id)

@@ -1,7 +1,6 @@
-"""The cost of requests by user, of all processes of an installation: added up in Redis by the hour, for a day.
+"""The costs of requests by user, over all processes of an installation, summed up in Redis by the hour for one day.
 
-A loss of Redis loses these figures, and no more. What this process has charged since it last told goes with it where it is
-killed.
+A loss of Redis loses only these figures. A process that is killed loses its costs since the last report to Redis.
 """
 
 from collections import Counter
@@ -27,7 +26,7 @@ class UserCost(Struct):
 
 
 class CostReport(Struct):
-    """The users whose requests have cost most within the last `hours`, this one included, in CPU seconds of the servers."""
+    """The users whose requests have cost the most CPU seconds in the last `hours`, including the present one."""
 
     hours: int
     users: list[UserCost]
@@ -39,12 +38,12 @@ class Costs:
         self._meter = meter
         self._by_hour = by_hour
         self._clock = clock
-        # What could not be told yet.
+        # Costs that could not be reported to Redis yet.
         self._untold: Counter[str] = Counter()
 
     async def tell(self) -> float:
-        """Add up what this process has charged since the last call; returns when to call again, in seconds. Raises
-        Unavailable; then it is told with the next."""
+        """Report the costs of this process since the last call. Return the seconds until the next call. Raises
+        Unavailable; the next call then reports these costs, too."""
         taken = self._meter.take()
         for kind, seconds in taken.by_kind.items():
             COST_SECONDS.labels(kind).inc(seconds)

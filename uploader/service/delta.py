@@ -1,4 +1,4 @@
-"""Finished files of a caller that others are to be made from: their signatures, and their bytes while a chunk is made."""
+"""Delta bases: signatures of a caller's finished files, and their bytes while a chunk is made from them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -17,17 +17,17 @@ from uploader.service.ids import ID
 from uploader.storage.base import Gone, OpenBlob, Stopping
 from uploader.storage.store import Store
 
-# A part of a piece: its number, an offset in the base and a length.
+# A part of a piece: the number of the piece, an offset in the base, and a length.
 _Part = tuple[int, int, int]
 
-# Compared at a time, and one piece more at the most.
+# Bytes to compare at a time; the last piece may exceed the limit.
 _BATCH_BYTES = 1 << 20
-# Of a piece that was copied from, until the next copy, for which a client may be waited.
+# The largest piece that stays in memory until the next copy, which a slow client may delay.
 _KEPT_BYTES = 256 << 10
-# How much of a base is compared for a chunk: so many times what the chunk and one of the largest pieces have. A copy of
-# whole pieces, as our client does, needs the chunk and two pieces more. Blocks that were found at any byte cost the pieces
-# that they lie in: if all of them moved, about twelve times the chunk for blocks of 8 KiB, which rsync takes for 64 MiB.
-# They are larger in larger files, and smaller files have no more to compare.
+# How much of a base is compared for a chunk: this many times the chunk plus one of the largest pieces. A copy of whole
+# pieces, as our client makes it, needs the chunk and two pieces more. A copy of blocks at any offset needs the pieces
+# around the blocks: if all blocks moved, about twelve times the chunk for blocks of 8 KiB, which rsync takes for 64
+# MiB. Larger files have larger blocks, and smaller files have less to compare.
 _MOST_TIMES = 16
 
 
@@ -37,10 +37,10 @@ def most_compared(size: int, chunk_bytes: int) -> int:
 
 @dataclass(eq=False, repr=False)
 class DeltaBase:
-    """A file, open to be copied from, for one chunk; its bytes stay readable when it is deleted meanwhile. Rotten
-    pieces are told of before they are copied: each that is met is compared, once."""
+    """A file, open for copying into one chunk. The bytes stay readable if the file is deleted meanwhile. Each piece is
+    compared once before copying, to notice rotten bytes."""
 
-    # `most`: how many bytes may be compared. `examine`: looks why it was unusable.
+    # `most`: how many bytes may be compared. `examine`: finds out why the base was unusable.
     content: OpenBlob
     size: int
     pieces: Pieces
@@ -50,16 +50,16 @@ class DeltaBase:
 
     def __post_init__(self) -> None:
         self._left = self.most
-        # The piece that was met last: who copies a run goes on in it.
+        # The last piece. A client that copies a run goes on in this piece.
         self._kept, self._piece = -1, b""
 
     def check(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Raises InvalidDelta if these ranges (offset, length) lie in more pieces than may be compared."""
+        """Raises InvalidDelta if these ranges (offset, length) touch more pieces than may be compared."""
         numbers = {number for extent in ranges for number, _, _ in self.pieces.split(*extent)}
         self._bounded(sum(self.pieces.extent(number)[1] for number in numbers - self._compared))
 
     async def read(self, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """Read ranges (offset, length) that fit into memory. Raises InvalidDelta, BaseUnusable, StorageAway."""
+        """Read ranges (offset, length), which together fit into memory. Raises InvalidDelta, BaseUnusable, StorageAway."""
         split = [self.pieces.split(*extent) for extent in ranges]
         try:
             found = await self._find(dict.fromkeys(chain.from_iterable(split)))
@@ -70,8 +70,7 @@ class DeltaBase:
         return [b"".join([found[part] for part in parts]) for parts in split]
 
     async def _find(self, parts: Iterable[_Part]) -> dict[_Part, bytes]:
-        """Return the bytes of parts in the order in which they are copied: cut from their piece where it is at hand,
-        else read."""
+        """Return the bytes of parts, given in the order of copying: cut from a piece in memory, or read."""
         wanted: dict[int, list[_Part]] = {}
         for part in parts:
             wanted.setdefault(part[0], []).append(part)
@@ -96,8 +95,7 @@ class DeltaBase:
         return {part: bytes(piece[part[1] - start : part[1] - start + part[2]]) for part in parts}
 
     def _to_compare(self, numbers: Iterable[int]) -> list[int]:
-        """Return those of some pieces that were not compared yet, in order. Raises InvalidDelta if they are too
-        much."""
+        """Return the pieces that were not compared yet, in order. Raises InvalidDelta if there are too many."""
         new = sorted(number for number in numbers if number not in self._compared)
         self._left = self._bounded(sum(self.pieces.extent(number)[1] for number in new))
         return new
@@ -124,8 +122,8 @@ class DeltaBase:
             yield batch
 
     async def _compare(self, numbers: list[int]) -> list[memoryview]:
-        """Read and compare pieces, those that follow each other at one go: a store compares whole blocks, of which two
-        neighbours share one."""
+        """Read and compare pieces. Neighbours are read together, because the store compares whole blocks, and two
+        neighbours share a block. Raises BaseUnusable."""
         runs = self.pieces.runs_of(numbers)
         read = await self.content.read_all([self.pieces.extent(*run) for run in runs])
         pieces = [
@@ -141,15 +139,14 @@ class DeltaBase:
 
 @dataclass(eq=False, repr=False)
 class DeltaBases:
-    """Refuses what is not whole. A store that is away says nothing of that: a base is not refused for it."""
+    """Opens delta bases. Refuses damaged ones. A store that does not answer raises StorageAway, and proves no damage."""
 
     files: Files
     storage: Store
     healing: Healing
 
     async def open(self, caller: Caller, file_id: str, chunk_bytes: int) -> DeltaBase:
-        """Open a base; the caller closes its content. A visitor has none. Raises FileNotFound, BaseUnusable, StorageFull,
-        Unavailable."""
+        """Open a base; the caller closes its content. Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
         if caller.session:
             raise errors.FileNotFound()
         file = await self._find(caller.user_id, file_id)
@@ -168,7 +165,7 @@ class DeltaBases:
         return DeltaBase(content, file.size, pieces, most, partial(self._examine, file.sha256))
 
     async def read_signature(self, user_id: str, file_id: str) -> bytes:
-        """Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
+        """Return the signature of a file. Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
         file = await self._find(user_id, file_id)
         if file.damaged:
             raise errors.BaseUnusable()

@@ -1,7 +1,7 @@
-"""Events on their way to the sinks: tells them, says how far each is, and tells once more by hand.
+"""Events on their way to the sinks: delivers them, reports how far each sink is, and repeats deliveries on request.
 
-The rows are the truth. Any number of relays may do the same: each claims rows for itself, with a lease. What is told
-and not noted is told again, so an event comes at least once, and in no order.
+The rows are the truth. Several relays may run: each claims rows with a lease. A delivery that was not noted is
+repeated, so an event arrives at least once, and in no order.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ from uploader.sinks.base import Envelope, EventSink, NotTaken, Outcomes, envelop
 __all__ = ["TEST_TYPE", "Delivery", "Message", "Reviewing", "Told"]
 
 
-# Of its name in `meta`, which holds 64 bytes; the name of a sink has at most 48.
+# Prefix of a name in `meta`, where names have at most 64 bytes; sinks have names of at most 48.
 _PREFIX = "sink off "
 
 
 async def is_off(connection: Connection, sink: str) -> bool:
-    """Return whether a sink said that it wants no more events (410): a fact, until somebody puts it in force again."""
+    """Return whether a sink has refused all further events (410), until an administrator enables it again."""
     return await meta.fact(connection, f"{_PREFIX}{sink}") is not None
 
 
@@ -53,19 +53,19 @@ async def switch_on(connection: Connection, sink: str) -> None:
     await meta.forget_fact(connection, f"{_PREFIX}{sink}")
 
 
-# For so long events are kept, told or not.
+# How long events are kept, delivered or not.
 RETENTION = timedelta(days=7)
-# Later than this is worth a warning.
+# A lag beyond this is worth a warning.
 _LATE_SECONDS = 300.0
 _NOTHING = SinkState()
 
-# Of a sink: it is told; it has waited for long; it said that it wants no more; nobody in the settings has its name.
+# The condition of a sink: it gets events; it is behind; it refused all further events; the settings lack its name.
 Condition = Literal["in-force", "late", "off", "unnamed"]
 
 
 class SinkFigures(Struct):
-    """The figures of a sink: what waits and what is dead, of which 10,000 stand for more, and how old the oldest is
-    that waits. `last_error`: why it has not taken one of them."""
+    """The figures of a sink: waiting and dead deliveries (counted up to 10,000), and the age of the oldest waiting
+    event. `last_error`: the reason why an event was not taken."""
 
     sink: str
     condition: Condition
@@ -78,7 +78,7 @@ class SinkFigures(Struct):
 @dataclass(eq=False, repr=False)
 class Watching:
     names: tuple[str, ...]
-    # Of queues, whose tasks are no sink's.
+    # Queues, whose tasks belong to no sink.
     queues: tuple[str, ...]
     database: Database
     clock: Clock
@@ -98,8 +98,7 @@ class Watching:
         return 0.0 if state.oldest is None else max(0.0, (self.clock.now() - state.oldest).total_seconds())
 
     async def sinks(self) -> list[SinkFigures]:
-        """Return those of the settings, then names that are none any more and still have deliveries. Raises
-        Unavailable."""
+        """Return the sinks of the settings, then removed sinks that still have deliveries. Raises Unavailable."""
 
         async def look(connection: Connection) -> list[SinkFigures]:
             found = await deliveries.states(connection)
@@ -126,7 +125,7 @@ class Watching:
         return [*said, *(reasons.EVENTS_DEAD(sink=name, dead=count) for name, count in dead.items())]
 
     async def forget_old(self, limit: int) -> tuple[int, int]:
-        """Forget old events; how many, and how many deliveries of them nobody had taken. Raises Unavailable."""
+        """Delete old events. Return how many, and how many of their deliveries were never taken. Raises Unavailable."""
         before = self.clock.now() - RETENTION
         return await self.database.transact(deliveries.forget_events, before, limit)
 
@@ -145,16 +144,16 @@ def _said_of(sink: SinkFigures) -> Iterator[Diagnosis]:
 
 logger = logging.getLogger(__name__)
 
-# After so many failures in a row a sink is kept off.
+# After this many failures in a row a sink gets a pause.
 _PATIENCE = 5
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
-# How long after each failure the next attempt is; after the last of them there is none.
+# The delay before the next attempt, after each failure. After the last one the delivery is dead.
 RETRY_SECONDS = (5.0, 300.0, 1800.0, 2 * 3600.0, 5 * 3600.0, 10 * 3600.0, 14 * 3600.0)
-# Longer than a sink is waited for: a batch is told at once.
+# Longer than any wait for a sink, since the events of a batch are delivered together.
 _LEASE = timedelta(seconds=60)
-# A worker looks at least this often: what another process writes wakes nobody here.
+# A worker looks at least this often: writes of other processes wake nobody here.
 POLL_SECONDS = 5.0
-# What is written within this time after a batch that was not full is told together.
+# After a batch that was not full, wait this long for more events to deliver together.
 _REST_SECONDS = 0.2
 _JITTER = 0.1
 _INTERRUPTED = "the worker was ended while it waited for the answer"
@@ -162,7 +161,7 @@ _INTERRUPTED = "the worker was ended while it waited for the answer"
 
 @dataclass(eq=False, repr=False)
 class Relay:
-    # `source`: who says it, as CloudEvents wants to know.
+    # `source`: the CloudEvents source of the events.
     name: str
     sink: EventSink
     database: Database
@@ -175,7 +174,7 @@ class Relay:
         self._trouble = Trouble(f"sink {self.name}")
 
     async def relay_due(self) -> float:
-        """Tell of at most one batch; how long to sleep then, in seconds. Raises Unavailable."""
+        """Deliver at most one batch. Return the seconds to sleep afterwards. Raises Unavailable."""
         pause = self._goes_on_at - self.clock.monotonic()
         if pause > 0:
             return min(pause, POLL_SECONDS)
@@ -189,7 +188,7 @@ class Relay:
         return 0.0
 
     async def _wait_seconds(self) -> float:
-        """Return the seconds until anything is due; somebody may put a sink in force again that wants no more."""
+        """Return the seconds until a delivery is due. A sink that refused events may be enabled again meanwhile."""
 
         async def look(connection: Connection) -> datetime | None:
             due_at = await deliveries.next_due(connection, self.name)
@@ -201,7 +200,7 @@ class Relay:
         return POLL_SECONDS if due_at is None else (due_at - self.clock.now()).total_seconds()
 
     async def _relay(self, limit: int) -> int:
-        """Tell of one batch. If this is cancelled meanwhile, others may tell of it at once, perhaps for a second time."""
+        """Deliver one batch. After a cancellation, other relays may deliver the batch at once, perhaps a second time."""
         claiming = asyncio.ensure_future(self._claim(limit))
         try:
             due = await uninterrupted(claiming)
@@ -247,9 +246,8 @@ class Relay:
             logger.error("a sink wants no more events", extra={"sink": self.name})
 
     def _keep_off(self, *, answered: int, failed: int) -> None:
-        """Keep off a sink that does not answer, whose events wait in their rows, for a while that doubles, and then for all
-        but one attempt, whose outcome decides. One event that is taken, or refused for its content, shows that the sink is
-        there."""
+        """Pause a sink that does not answer; its events wait in their rows. The pause doubles each time, and then one
+        attempt decides. An event that is taken, or refused for its content, shows a working sink."""
         self._failures = 0 if answered else self._failures + failed
         if self._failures < _PATIENCE:
             self._pause_seconds = 0.0
@@ -258,7 +256,7 @@ class Relay:
         self._goes_on_at = self.clock.monotonic() + self._pause_seconds
 
     async def _deliver(self, envelopes: Sequence[Envelope]) -> Outcomes:
-        """Deliver a batch. Any error of a sink is a failure, or the events would be due again for ever."""
+        """Deliver a batch. Any error of a sink counts as a failure; otherwise the events would be due for ever."""
         try:
             return await self.sink.deliver(envelopes)
         except Exception as error:
@@ -267,12 +265,12 @@ class Relay:
             return [not_taken(error)] * len(envelopes)
 
     async def tell_once(self, message: Message) -> NotTaken | None:
-        """Tell of something that is in no row; why it was not taken."""
+        """Deliver a message that has no row. Return why it was not taken; None if it was."""
         (outcome,) = await self._deliver([envelope_of(message, self.source())])
         return outcome
 
     def _failure(self, due: Due, outcome: NotTaken) -> Failure:
-        """Note a failure. Where the sink is gone the event has not failed: it waits until the sink is in force again."""
+        """Make the failure of a delivery. If the sink is gone, the event waits until the sink is enabled again."""
         now = self.clock.now()
         if outcome.gone:
             return Failure(due.message.id, due.attempt, now, outcome.error)
@@ -296,7 +294,7 @@ class Relay:
 
 @dataclass(eq=False, repr=False)
 class Takeover:
-    """Takes over what processes of this node had claimed for the sinks, and died before they noted that it is told."""
+    """Takes over deliveries that other processes of this node had claimed, when they died before noting the outcome."""
 
     sinks: tuple[str, ...]
     database: Database
@@ -315,37 +313,37 @@ class Takeover:
         return count
 
 
-# An event, and who was told of it.
+# An event, and its deliveries.
 Told = tuple[Message, list[Delivery]]
 
-# Of what tries a sink; none of the types that anything is about.
+# The type of test events; no other event has it.
 TEST_TYPE = "test"
 _AT_ONCE = 1000
 
 
 @dataclass(eq=False, repr=False)
 class Reviewing:
-    """Events by hand: what was told to whom, telling it once more, and trying a sink."""
+    """Events by hand: list deliveries, repeat them, and test a sink."""
 
     relays: Mapping[str, Relay]
-    # Those whose tasks are handed out once more.
+    # Queues, whose tasks are handed out once more.
     queues: tuple[str, ...]
     database: Database
     clock: Clock
 
     async def newest(self, *, limit: int, since: datetime | None, dead: bool) -> list[Told]:
-        """Return the newest events first, and who was told of each. Raises Unavailable."""
+        """Return events, newest first, with their deliveries. Raises Unavailable."""
         return await self.database.read(partial(deliveries.newest, limit=limit, since=since, dead=dead))
 
     async def one(self, event_id: str) -> Told:
-        """Raises NotFound, Unavailable."""
+        """Return an event with its deliveries. Raises NotFound, Unavailable."""
         found = await self.database.read(deliveries.one, event_id)
         if found is None:
             raise NotFound(f"There is no event {event_id}: events are kept for a week.")
         return found
 
     async def replay(self, *, sink: str | None, event_id: str | None, since: datetime | None, dead: bool) -> int:
-        """Let all be told once more that fits; how many deliveries. Raises NotFound, Unavailable."""
+        """Repeat all deliveries that match. Return how many. Raises NotFound, Unavailable."""
         sinks = [*self.relays, *self.queues] if sink is None else [self._name(sink)]
         if event_id is not None:
             await self.one(event_id)
@@ -353,7 +351,7 @@ class Reviewing:
         again = partial(deliveries.renew, sinks=sinks, event_id=event_id, since=since, dead=dead)
 
         async def renew(connection: Connection, limit: int | None = None) -> int:
-            # Whether a task is held says the clock by which its lease was made.
+            # The lease of a task ends by the clock of `now_of`, which therefore decides whether the task is held.
             renewed = await again(connection, await work.now_of(connection, self.clock), limit=limit)
             if renewed:
                 await note(
@@ -363,15 +361,14 @@ class Reviewing:
 
         if not dead:
             return await self.database.transact(renew)
-        # What is dead may be very much, and others write meanwhile.
+        # There may be very many dead deliveries, and others write meanwhile.
         count = 0
         while renewed := await self.database.transact(partial(renew, limit=_AT_ONCE)):
             count += renewed
         return count
 
     async def test(self, sink: str) -> str | None:
-        """Tell a sink of an event about nothing; why it has not taken it. If it has, it is in force again. Raises
-        NotFound, Unavailable."""
+        """Send a test event. Return the sink's refusal, or enable the sink. Raises NotFound, Unavailable."""
         relay = self._relay(sink)
         event_id = new_id()
         data = msgspec.json.encode({"sink": sink})

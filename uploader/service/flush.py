@@ -1,5 +1,5 @@
-"""Carries what is pending in Redis into the accounts of the database, in batches of absolute figures; and rebuilds what
-a loss of Redis left pending on the disk alone."""
+"""Writes the pending bytes in Redis to the accounts of the database, in batches of absolute figures. After a loss of
+Redis, recovers pending bytes from the disk."""
 
 import asyncio
 import logging
@@ -31,8 +31,8 @@ __all__ = ["FlushedBatch", "Flushing", "UploadQueue"]
 
 logger = logging.getLogger(__name__)
 
-# So many claims are written in one transaction: a commit costs as much as several hundred rows. More would hold rows
-# locked, and the event loop busy, for longer than others should feel.
+# Claims per transaction: a commit costs as much as several hundred rows. More claims would lock rows, and block the
+# event loop, for noticeably long.
 _CLAIMS_A_TRANSACTION = 10
 
 
@@ -43,7 +43,7 @@ class FlushedBatch(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Flushing:
-    """Claims what is due, writes it, and only then acknowledges. A crash in between repeats what changes nothing."""
+    """Claims due uploads, writes their figures, then acknowledges. A crash in between only repeats the write."""
 
     database: Database
     pending: Pending
@@ -72,8 +72,8 @@ class Flushing:
         return FlushedBatch(len(claims), more)
 
     async def _write(self, claims: list[Claim]) -> dict[str, bool]:
-        """Write a batch, and tell of each upload whether it is open. One that fails is split, so that one bad row holds
-        up no other; an upload that fails alone is left out, neither acknowledged nor tidied: it is due after the lease."""
+        """Write a batch. Return the uploads, each with True if open, False if closed. A failed batch is split, to isolate a
+        bad row. An upload that fails alone is left out, neither acknowledged nor tidied: it is due again after the lease."""
         batch = [Received(claim.upload_id, claim.generation, claim.received) for claim in claims]
         try:
             flushed = await self.database.transact(transactions.uploads.flush, batch, self.clock.now())
@@ -88,7 +88,8 @@ class Flushing:
             middle = len(claims) // 2
             return await self._write(claims[:middle]) | await self._write(claims[middle:])
         if flushed.open_ids and not flushed.changed:
-            # It wrote nothing, so its commit waited for nothing: the figures may be somebody else's, and not durable yet.
+            # Nothing was written, so the commit waited for nothing. The figures may come from another transaction, not
+            # durable yet.
             await self.database.sync()
         crash_point("flush.after_commit")
         FLUSHED_UPLOADS.inc(flushed.changed)
@@ -97,23 +98,23 @@ class Flushing:
 
 _BATCH = 200
 _AT_ONCE = 8
-# Of those that could not be dealt with, so many are named in the log.
+# How many uploads the log names among those left.
 _TOLD = 10
 
 
 @dataclass(eq=False, repr=False)
 class Sweeping:
-    """Rebuilds, after a loss of Redis, the uploads that nobody touches: their pending bytes must be accounted for, too.
-    One sweep of a shard looks at every open upload; of several processes one sweeps, and another takes over."""
+    """Hydrates, after a loss of Redis, the uploads that nobody touches: their pending bytes must be accounted for, too.
+    One sweep of a shard looks at every open upload. One process sweeps a shard; another one takes over if it dies."""
 
     database: Database
     pending: Pending
     closers: Closers
 
     async def sweep(self, shard: int) -> int:
-        """Sweep a shard if Redis is in another era than at its last sweep; returns how many uploads were rebuilt.
-        Raises Unavailable, and then begins again, as it does where a few uploads could not be dealt with, while all
-        others are: that is StorageFailed."""
+        """Sweep a shard if the era of Redis has changed since the last sweep. Return how many uploads were hydrated.
+        Raises Unavailable; then the next sweep begins anew. Raises StorageFailed if a few uploads could not be handled,
+        after all others were."""
         era = await self.pending.claim_sweep(shard)
         if era is None:
             return 0
@@ -124,7 +125,7 @@ class Sweeping:
             rebuilt += await self._rebuild(mine, left)
             after = greatest(after, [upload.id for upload in batch])
             if await self.pending.claim_sweep(shard) != era:
-                return rebuilt  # lost again, or somebody else's by now
+                return rebuilt  # lost again, or claimed by another process
         await self._tidy_closed(shard, left)
         crash_point("sweep.after_rebuild")
         if rebuilt:
@@ -135,7 +136,7 @@ class Sweeping:
         return rebuilt
 
     async def _tidy_closed(self, shard: int, left: "_Left") -> None:
-        """A Redis that fell back to an older state may have closed uploads as open, without a task to find them by."""
+        """Tidy closed uploads that a Redis with an older state has as open, perhaps without a task to find them by."""
         suspects = [upload_id async for upload_id in self.pending.not_closed(shard)]
         for start in range(0, len(suspects), _BATCH):
             ids = suspects[start : start + _BATCH]
@@ -161,7 +162,7 @@ class Sweeping:
 
 
 class _Left:
-    """The uploads that one sweep left. Where Redis or the database is away, the next look at them ends the sweep."""
+    """The uploads that a sweep could not handle. If Redis or the database is away, the next look ends the sweep."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}

@@ -1,6 +1,6 @@
-"""Gates: what becomes of files that nobody sees before all their gates have let them pass.
+"""Gates: decide on files that nobody sees until all their gates have let them pass.
 
-A gate is a queue, whose workers say it; where they say nothing until its task is dead, the task itself does.
+A gate is a queue, whose workers decide. If no worker decides before the task is dead, the task's `on_failure` decides.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from uploader.service.leases import Interruption, length_of
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS
 
 T = TypeVar("T")
-# Of a worker, on a file.
+# A worker's verdict on a file.
 Verdict = Literal["pass", "refuse"]
 
 _KEEPING_SECONDS = 60.0
-# As long as a lease has to end before a file is decided on.
+# How soon to look again while a lease has to end before its file is decided on.
 _HELD_SECONDS = 5.0
-# Of a gate that the events file has no more.
+# Of a gate that the events file lacks now.
 _DEFAULT_LEASE_SECONDS = 600.0
 _AT_ONCE = 100
 _IS_GONE = "UPLOADER_EVENTS has no such gate any more"
@@ -36,7 +36,7 @@ _IS_GONE = "UPLOADER_EVENTS has no such gate any more"
 @dataclass(eq=False, repr=False)
 class Gates:
     database: Database
-    # All that the events file has.
+    # All queues in the events file.
     queues: tuple[str, ...]
     interruption: Interruption
     clock: Clock
@@ -48,7 +48,7 @@ class Gates:
         reason: str | None,
         ack: Callable[[Connection], Awaitable[None]],
     ) -> None:
-        """End the task of a gate in the transaction that decides on its file. Raises Unavailable, and what `ack` raises."""
+        """End the task of a gate and decide on its file, in one transaction. Raises Unavailable, and as `ack`."""
 
         async def end(connection: Connection) -> None:
             waiting = await gates.lock_waiting(connection, task_id)
@@ -61,8 +61,8 @@ class Gates:
         await self._transact(end)
 
     async def fail(self, task_id: str, give_up: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run `give_up`, by which the task of a gate may be dead, in the transaction that decides on its file; return its
-        result. Raises Unavailable, and what `give_up` raises."""
+        """Run `give_up`, after which the task of a gate may be dead, and decide on the file in the same transaction.
+        Return the result of `give_up`. Raises Unavailable, and what `give_up` raises."""
 
         async def fail(connection: Connection) -> T:
             waiting = await gates.lock_waiting(connection, task_id)
@@ -74,7 +74,7 @@ class Gates:
         return await self._transact(fail)
 
     async def decide(self, event_ids: Iterable[str]) -> None:
-        """Decide on the files that wait for tasks which are dead. What fails is for the keeper."""
+        """Decide on the files of dead tasks. `keep` repeats a failed decision."""
 
         async def settle(connection: Connection, event_id: str) -> None:
             waiting = await gates.lock_waiting(connection, event_id)
@@ -86,8 +86,8 @@ class Gates:
                 await self._transact(partial(settle, event_id=event_id))
 
     async def keep(self) -> float:
-        """Decide on what a crash left, and on files whose gates have left the events file; return when to look again, in
-        seconds. Raises Unavailable."""
+        """Decide on files that a crash left waiting, and on files whose gates are gone from the events file. Return the
+        seconds until the next look. Raises Unavailable."""
         asked_at = self.clock.monotonic()
         try:
             is_any = await self.database.read(gates.hold_any)
@@ -103,7 +103,7 @@ class Gates:
         return _HELD_SECONDS if are_held else _KEEPING_SECONDS
 
     async def _failed(self, connection: Connection, asked_at: float) -> tuple[list[str], bool]:
-        """Return the events whose tasks decide on a file, and whether tasks of gates that are no more are still held."""
+        """Return the events whose dead tasks decide on a file, and whether workers hold tasks of removed gates."""
         now, are_held = await work.now_of(connection, self.clock), False
         self.interruption.look(now, asked_at)
         for gate in await deliveries.sinks_of(connection, WAITING):
@@ -118,7 +118,7 @@ class Gates:
         return self.interruption.seconds_until_over(length_of(lease, _DEFAULT_LEASE_SECONDS)) == 0.0
 
     async def _transact(self, change: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run a transaction again where names change meanwhile. Raises Unavailable."""
+        """Run a transaction, again if names change meanwhile. Raises Unavailable."""
         for _ in range(ATTEMPTS):
             with suppress(Duplicate, BlobLost):
                 return await self.database.transact(change)

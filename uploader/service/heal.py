@@ -1,8 +1,8 @@
-"""Compares the bytes of a content with its digests, notes the outcome in its row, and heals it from the trash.
+"""Compares the bytes of a content with its digests, notes the outcome in its row, and heals the content from the trash.
 
-A content is damaged if it was read and differs, or is missing. One that can't be read may be sound: it is tried again.
-Reading and hashing take long, so no row is locked meanwhile. The outcome counts only if, under the lock of the row, the same
-bytes are still in their place.
+A content is damaged if its bytes differ or are missing. A content that can't be read may be sound: reading is tried
+again. Reading and hashing take long, so no row is locked meanwhile. The outcome counts only if the same bytes are still
+in place, checked under the lock of the row.
 """
 
 import asyncio
@@ -29,37 +29,37 @@ from uploader.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
-# When what could not be read is tried again: twice as much later each time, up to the last.
+# When to try an unreadable content again: the wait doubles each time, up to the second value.
 _REREAD_SECONDS, _LAST_REREAD_SECONDS = 30.0, 86_400.0
-# To find that something is missing costs nothing, and it may be back at any time.
+# For a missing content: looking costs nothing, and the content may return at any time.
 _LAST_LOOK_SECONDS = 600.0
 
 
-# Of the time within which a content is to be read back: what is due then has the rest of it to be read in.
+# A content is due after this part of the time in which it should be read back; the rest is for the reading.
 DUE = 0.75
 
 
 def waits_since(settings: Settings, opened_at: datetime, now: datetime) -> datetime:
-    """Return since when the content of an upload waits to be read back. Its bytes may have rotted after they were hashed,
-    all the time that it was open; so one that was open for long is due at once, but not late."""
+    """Return since when the content of an upload waits to be read back. Its bytes may have rotted while the upload was
+    open. So the content of a long upload is due at once, but not late."""
     return max(opened_at, now - timedelta(seconds=DUE * settings.scrub_first_seconds))
 
 
 class BlobProblem(StrEnum):
     ALTERED = "altered"  # its bytes have another SHA-256
     MISSING = "missing"  # it has a row with refs, and no bytes
-    UNREADABLE = "unreadable"  # the store reports an error, which says nothing of them
+    UNREADABLE = "unreadable"  # the store reports an error, which proves no damage
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A blob that is not what it should be, and the files that have it as their content."""
+    """A blob in bad condition, and the files with this content."""
 
     sha256: str
     size: int
     problem: BlobProblem
     files: list[File]
-    # Whether a copy from the trash has taken its place.
+    # True if a copy from the trash has replaced the blob.
     healed: bool
 
 
@@ -73,7 +73,7 @@ class Healing:
         self._examining = OnePerKey[Damage | None]()
 
     async def is_whole(self, sha256: str, size: int) -> bool:
-        """Tell whether a content is there, by its size; else it is marked, or healed. Raises Unavailable, Stopping."""
+        """Return whether the store has this content, by its size, after healing. Raises Unavailable, Stopping."""
         if await self._size(sha256) == size:
             return True
         await self.examine(sha256)
@@ -84,16 +84,16 @@ class Healing:
         return size
 
     async def examine(self, sha256: str, pace: Pace | None = None) -> Damage | None:
-        """Read a content back from the disk; heal it, or mark it, if it is not what it should be. None if it is, or if
-        nobody has it. One that can't be read is healed, or tried again soon. Raises StorageAway, after it has noted
-        that; Unavailable, Stopping."""
+        """Read a content back from the disk. Heal a bad content, or mark it as damaged. Return None for a good content,
+        or one without files. An unreadable content is healed, or tried again soon. Raises StorageAway, Unavailable,
+        Stopping."""
         blob = await self._in_use(sha256)
         if blob is None:
             return None
         pace = None if pace is None else _with_own_errors(pace)
         try:
             found, seen = await self._look_at(blob, pace)
-        except StorageAway:  # so are all others, and all copies
+        except StorageAway:  # all other contents and copies are away, too
             await self._note_unreadable(blob)
             raise
         if isinstance(seen, Digests):
@@ -103,16 +103,16 @@ class Healing:
         if not healed and seen is BlobProblem.UNREADABLE:
             await self._note_unreadable(blob)
         elif not healed and not await self._note(blob, found, None):
-            return None  # other bytes took their place meanwhile, or nobody has it any more
+            return None  # other bytes took its place, or no file has it any more
         files = await self.database.read(queries.files_by_sha256, sha256)
         return Damage(sha256, blob.size, seen, files, healed) if files else None
 
     def examine_once(self, sha256: str) -> "asyncio.Future[Damage | None]":
-        """As `examine`, once for all who ask meanwhile: it takes as long as hashing it, in threads that merges use."""
+        """Examine as `examine`, once for all concurrent callers: it takes as long as hashing, in threads of merges."""
         return self._examining.start(sha256, lambda: self.examine(sha256))
 
     async def note_unreadable(self, sha256: str) -> None:
-        """Note that somebody could not read a content: it is looked at soon. Raises Unavailable."""
+        """Note an unreadable content, for an examination soon. Raises Unavailable."""
         blob = await self._in_use(sha256)
         if blob is not None and blob.reread_at is None:
             await self._note_unreadable(blob)
@@ -122,8 +122,7 @@ class Healing:
         return None if blob is None or blob.refs == 0 else blob
 
     async def _look_at(self, blob: queries.Blob, pace: Pace | None) -> tuple[Found | None, BlobProblem | Digests]:
-        """Return the bytes, and what is wrong, or their digests, with the MD5 where it is not known. Raises
-        StorageAway."""
+        """Return a blob's bytes, and the problem or the digests; the MD5 only if the row lacks it. Raises StorageAway."""
         found: Found | None = None
         try:
             found = await self.storage.find_blob(blob.sha256)
@@ -142,18 +141,17 @@ class Healing:
         return found, actual if actual.sha256 == blob.sha256 else BlobProblem.ALTERED
 
     async def _note_unreadable(self, blob: queries.Blob) -> None:
-        """Note it without a look at the bytes, which might fail: if others have taken their place, the next one
-        tells."""
+        """Note an unreadable content, whichever bytes are there: a look might fail, and the next one will tell."""
         now = self.clock.now()
         if blob.reread_at is None:
             logger.error("a content can't be read", extra={"sha256": blob.sha256})
         elif blob.reread_at > now:
-            return  # many may ask meanwhile, and none of them puts that off
+            return  # many may ask meanwhile, and must not postpone the next attempt
         await self.database.transact(transactions.files.note_unreadable, blob.sha256, now, _reread_at(blob, now))
 
     async def _note(self, blob: queries.Blob, found: Found | None, good: Digests | None) -> bool:
-        """Say in the row how these bytes are, if they are still those of the blob. `good`: None if they are damaged. What is
-        missing may come back with the directory that it is in, and is looked for again."""
+        """Note the condition of a blob's bytes in its row, if the same bytes are still in place. `good`: their digests;
+        None if they are damaged. A missing content may return with its directory, and is looked for again."""
         now, damaged = self.clock.now(), good is None
         reread_at = _reread_at(blob, now, _LAST_LOOK_SECONDS) if found is None else None
 
@@ -199,12 +197,12 @@ class Healing:
         try:
             return await self._with_these_bytes(good.sha256, found, place)
         except Gone:
-            return False  # it was purged at this moment
+            return False  # the copy was purged at this moment
 
     async def _with_these_bytes(
         self, sha256: str, found: Found | None, work: Callable[[Connection], Awaitable[None]]
     ) -> bool:
-        """Do something under the lock of a blob's row, if it is in use and its bytes are those that were found."""
+        """Run `work` under the lock of a blob's row, if the blob is in use and still has the bytes that were found."""
         look = self.database.outside(self.storage.find_blob)
 
         async def transaction(connection: Connection) -> bool:
@@ -221,7 +219,7 @@ class Healing:
 
 
 def _reread_at(blob: queries.Blob, now: datetime, last_seconds: float = _LAST_REREAD_SECONDS) -> datetime:
-    """Return when a content is tried again that was tried now: after twice as long as the last time."""
+    """Return when to try a content again that was tried now: after twice the last wait."""
     wait_seconds = _REREAD_SECONDS
     if blob.reread_at is not None and blob.scrubbed_at is not None:
         waited_seconds = (blob.reread_at - blob.scrubbed_at).total_seconds()
@@ -230,7 +228,7 @@ def _reread_at(blob: queries.Blob, now: datetime, last_seconds: float = _LAST_RE
 
 
 def _with_own_errors(pace: Pace) -> Pace:
-    """Errors of the pace are no errors of the disk, also where they look like one."""
+    """Separate errors of the pace from errors of the disk, even if they look alike."""
 
     def keep_pace(read_bytes: int) -> None:
         try:

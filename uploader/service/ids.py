@@ -1,7 +1,7 @@
 """Ids of uploads and files, and cursors of sorted lists.
 
-An id is 32 hexadecimal digits that sort by the time they were made, and can't be guessed. A cursor is the order and the
-row that a page ended with, as one word that callers hand back unread.
+An id has 32 hexadecimal digits, which sort by time and can't be guessed. A cursor encodes the order of a list and the
+last row of a page; callers return it unread.
 """
 
 import base64
@@ -35,14 +35,13 @@ def new_id() -> str:
 
 
 def greatest(after: str, ids: Iterable[str]) -> str:
-    """Return where a walk in the order of ids goes on: after the greatest of those that came after `after`. A damaged
-    row may hold another id than the index that is walked along; where none is beyond `after`, the walk ends, or it
-    would find the same ones for ever."""
+    """Return where a walk in the order of ids continues: at the greatest of the ids after `after`. A damaged row may hold
+    another id than the index that the walk follows. Without a greater id the walk ends, or it would repeat for ever."""
     last = max((each for each in ids if each < _END), default=after)
     return last if last > after else _END
 
 
-# What a list is sorted by.
+# The type of the column that a list is sorted by.
 Kind = Literal["text", "number", "moment"]
 # The order, the value, and the id.
 _POSITIONS: dict[Kind, Any] = {
@@ -57,7 +56,7 @@ def cursor(sort: str, value: int | str | datetime, identifier: str) -> str:
 
 
 def parse_cursor(text: str, sort: str, kind: Kind) -> tuple[Any, str]:
-    """Return the value and id of a cursor of a list in this order. Raises InvalidRequest for any other."""
+    """Return the value and the id of a cursor for a list in this order. Raises InvalidRequest for any other text."""
     try:
         decoded = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
         given, value, identifier = msgspec.json.decode(decoded, type=_POSITIONS[kind])

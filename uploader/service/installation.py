@@ -1,8 +1,9 @@
-"""Checks that the store, the database and Redis belong together: each says of which installation it is.
+"""Checks that the store, the database and Redis belong together: each of them holds the id of its installation.
 
-Made by the first start, in an order that a crash may break off anywhere: proposed in the store, put into the database, where
-the first one stands, then settled in the store. A store that says nothing though another one does is a forgotten or a lost
-one, and what has no row there would be thrown away: so it stops. Redis is told again: to lose it is ordinary.
+The first start makes the id, in steps that a crash may interrupt anywhere: propose the id in the store, put it into the
+database (where the first proposal wins), settle it in the store. A store without an id beside a database with one is a
+wrong or lost store, and its bytes without a row would be thrown away: so the start fails. Redis is simply marked again,
+because losing it is ordinary.
 """
 
 import logging
@@ -24,16 +25,16 @@ from uploader.storage.store import Store, StoreName
 
 logger = logging.getLogger(__name__)
 
-# Its name among the facts of the database.
+# The name of the id among the facts of the database.
 FACT = "installation"
-# Later than any upload was opened.
+# Later than the opening of any upload.
 _ANY_TIME = datetime(9999, 12, 31, tzinfo=UTC)
 _ADOPT = "if they are meant to belong together from now on, stop all servers and run `uploader adopt`"
 
 
 @dataclass(frozen=True, slots=True)
 class Belonging:
-    # In the store, whatever that is; acts of the audit log have it by this name.
+    # The id in the store, of any kind; the audit log has it under this name.
     disk: str | None
     database: str | None
     redis: str | None
@@ -45,11 +46,11 @@ class Installation:
     storage: Store
     redis: RedisMark
     clock: Clock
-    # None until store and database have said the same.
+    # None until store and database agree.
     id: str | None = field(default=None, init=False)
 
     async def begin(self) -> None:
-        """Let an installation that is none yet become one, for a server or a worker. Raises as `compare`."""
+        """Make a new installation if there is none, for a server or a worker. Raises as `compare`."""
         known = await self._fact()
         marks = await self.storage.marks.read(known)
         if marks.installation is None and known is None:
@@ -66,7 +67,7 @@ class Installation:
 
     async def compare(self) -> None:
         """Compare the store with the database. Raises ConfigurationError if they don't belong together, Unavailable."""
-        # In this order: a first start puts its proposal into the database before it settles it.
+        # In this order: a first start puts the proposal into the database before the store settles.
         in_database = await self._fact()
         marks = await self.storage.marks.read(in_database)
         if in_database is None and marks.installation is not None:
@@ -79,7 +80,7 @@ class Installation:
         self.id = in_store
 
     async def check_database(self) -> None:
-        """Compare as `compare`, without another look at the store, which this process has open."""
+        """Compare as `compare` does, but without reading the store, which this process has open."""
         if self.id is None:
             await self.compare()
             return
@@ -88,7 +89,7 @@ class Installation:
             raise ConfigurationError(difference(self.storage.marks.store, self.id, in_database))
 
     async def check_redis(self) -> None:
-        """Mark Redis if new or lost. Raises ConfigurationError if it is another installation's, Unavailable."""
+        """Mark a new or lost Redis. Raises ConfigurationError if Redis belongs to another installation, Unavailable."""
         in_redis = await (self.redis.read() if self.id is None else self.redis.claim(self.id))
         if in_redis != self.id:
             raise ConfigurationError(
@@ -98,15 +99,16 @@ class Installation:
             )
 
     async def check(self) -> None:
-        """Ask before anything is removed. Raises ConfigurationError if not all belong together, Unavailable."""
+        """Check before anything is removed. Raises ConfigurationError if the three do not belong together, Unavailable."""
         await self.database.look()
         await self.check_database()
-        # It is read first: what makes room on a full disk goes on while Redis takes no writes.
+        # Read first: the release of space on a full disk must go on while Redis takes no writes.
         if self.id is None or not await self.redis.names(self.id):
             await self.check_redis()
 
     async def look(self) -> float:
-        """Look at what no commit looks at; return when to look again, in seconds. Raises Unavailable."""
+        """Check that the file of the database was not replaced, for callers that acknowledge without a commit. Return
+        the seconds until the next look. Raises Unavailable."""
         await self.database.look()
         return 2.0
 
@@ -117,14 +119,14 @@ class Installation:
         return self.storage.marks.store.name
 
     async def belonging(self) -> Belonging:
-        """Raises ConfigurationError, Unavailable."""
+        """Return the ids of the three stores. Raises ConfigurationError, Unavailable."""
         known = await self._fact()
         marks = await self.storage.marks.read(known)
         return Belonging(marks.installation, known, await self.redis.read())
 
     async def adopt(self) -> str:
-        """Let all belong together, by the id of the database, else of the store, else by a new one. Nothing else uses
-        them meanwhile. Raises ConfigurationError, Unavailable."""
+        """Let all three belong together, by the id of the database, else that of the store, else a new id. Nothing else
+        may use them meanwhile. Raises ConfigurationError, Unavailable."""
         said = await self.belonging()
         adopted = said.database or said.disk or uuid4().hex
         await self.storage.marks.replace(adopted)
@@ -145,8 +147,8 @@ class Installation:
         return await self.database.read(meta.fact, FACT)
 
     async def _refuse_what_is_named_elsewhere(self) -> None:
-        """An installation of 0.1.0 has no id, nor has a new one. But bytes of which this database names nothing are of
-        another one. Raises ConfigurationError."""
+        """Refuse bytes that the database does not name: they belong to another installation. Neither a new installation
+        nor one of 0.1.0 has an id. Raises ConfigurationError."""
         found = False
         async for batch, named in self._batches():
             if named:

@@ -1,7 +1,7 @@
-"""Instant upload: finish without bytes, from content that is there, if the caller has it already or proves to hold it.
+"""Instant upload: finish without bytes if the content exists, and the caller has a file of it or proves to hold it.
 
-To a client that can prove nothing it makes no difference, in the answer or in the work done, whether content is not there or
-is not for them.
+A client without a proof can't tell missing content from other users' content, neither by the answer nor by the work
+done.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from uploader.storage.base import BlobBytes, Gone, UploadBytes
 _CHALLENGE_SECONDS = 60.0
 _NONCE_BYTES = 32
 
-# The very file that is asked for, and the content that may be used as it is.
+# The existing file that matches, and the SHA-256 of content that may be used without a proof.
 Source = tuple[File | None, str | None]
 NO_SOURCE: Source = (None, None)
 
@@ -57,15 +57,14 @@ class Instant:
     clock: Clock
 
     async def finish(self, opening: Opening, md5: str, source: Source, existing: Upload | None) -> Complete | None:
-        """Return the file, if the caller has it under this name, or if its content is there and may be used as it is.
-        It closes `existing`, the caller's open upload of this content. Raises NotOpen, QuotaExceeded, TooManyFiles,
-        NameTaken."""
+        """Return a file if the caller has one of this name and content, or if the content may be used as it is. Close
+        `existing`, the caller's open upload of this content. Raises NotOpen, QuotaExceeded, TooManyFiles, NameTaken."""
         same, sha256 = source
         wanted = sha256 if same is None else same.sha256
-        # What a gate has refused is complete for the visitor who sent it, though its bytes are gone.
+        # For the visitor who sent a file, a refused file is complete, although its bytes are gone.
         is_sent = same is not None and same.held and bool(opening.caller.session)
         if wanted is None or not (is_sent or await self.healing.is_whole(wanted, opening.size)):
-            return None  # or it was there: the next upload of it heals it
+            return None  # sending the content again heals it
         if same is not None:
             if existing is not None and opening.instant:
                 with suppress(*([BlobLost] if is_sent else [])):
@@ -76,11 +75,11 @@ class Instant:
         try:
             return await self._add_file(opening, md5, wanted, existing)
         except BlobLost:
-            return None  # the blob went at this moment: the bytes are needed after all
+            return None  # the blob went at this moment: the bytes have to be sent
 
     async def source(self, connection: Connection, opening: Opening, md5: str) -> Source:
-        """Find a content to finish from, one that is not damaged."""
-        # A visitor may not see that the content is there already.
+        """Find an undamaged content to finish from."""
+        # A visitor may not learn which contents exist.
         mode = "off" if opening.caller.session else self.settings.instant
         ask = partial(queries.newest_file, connection, opening.caller, md5, size=opening.size, sha256=opening.sha256)
         ask = partial(ask, sound=True)
@@ -98,7 +97,6 @@ class Instant:
         return None, fitting[0] if fitting else None
 
     async def _held(self, connection: Connection, opening: Opening, md5: str) -> File | None:
-        """Find the very file that is asked for, which waits for a gate."""
         if not gates(connection):
             return None
         facts = partial(queries.newest_held, md5=md5, size=opening.size, sha256=opening.sha256, name=opening.name)
@@ -107,8 +105,8 @@ class Instant:
     # Proof of possession
 
     async def challenge(self, opening: Opening, md5: str) -> Challenge | None:
-        """Return what the caller may prove to finish at once; None if the bytes have to be sent. The same statements
-        and the same script run whether the content is there or not, and whether it is offered or a budget is spent."""
+        """Return the challenge by which the caller may finish at once; None if the bytes have to be sent. The same
+        statements and script run whether or not the content exists, is offered, or a budget is spent."""
         sha256 = opening.sha256
         eligible = self.settings.instant == "proof" and opening.instant and sha256 is not None
         eligible = eligible and not opening.caller.session
@@ -132,12 +130,12 @@ class Instant:
         try:
             issued = await self.challenges.issue(challenge, offered=offered, ttl_seconds=_CHALLENGE_SECONDS)
         except Unavailable:
-            return None  # without Redis there is nowhere to keep it: the bytes do as well
+            return None  # without Redis the challenge can't be kept: the client sends the bytes
         return challenge if issued else None
 
     async def prove(self, target: Target, name: str, challenge_id: str, proof: bytes) -> Complete:
-        """Finish by the answer to a challenge. Raises ProofFailed, QuotaExceeded, TooManyFiles, UploadNotFound, UploadGone,
-        Unavailable; after that one, the same answer will do."""
+        """Finish by the answer to a challenge. Raises ProofFailed, QuotaExceeded, TooManyFiles, UploadNotFound,
+        UploadGone, Unavailable; after Unavailable the client may send the same answer again."""
         meant: Upload | None = None
         if target.upload_id is not None:
             match await self.uploads.find(target):
@@ -154,7 +152,7 @@ class Instant:
         await self.challenges.count_as_proven(challenge)
         try:
             return await self._finish_proven(challenge, name, meant)
-        except Unavailable:  # the client is told to try again, with the same proof
+        except Unavailable:  # the client will try again, with the same proof
             left = challenge.expires_at - self.clock.now()
             await self.challenges.give_back(challenge, left.total_seconds())
             raise
@@ -198,7 +196,7 @@ class Instant:
     async def _add_file(
         self, opening: Opening, md5: str, sha256: str, replaced: Upload | None, *, is_proven: bool = False
     ) -> Complete:
-        if replaced is None or replaced.name != opening.name:  # of an upload that is open it was asked when that began
+        if replaced is None or replaced.name != opening.name:  # the hook was asked about an open upload when it began
             question = Question(FILE, opening.caller.user_id, (opening.name,), opening.size, md5, sha256)
             opening = replace(opening, name=(await self.pre_create_hook.ask(question)).name)
         file = File(

@@ -1,6 +1,6 @@
-"""The leases of jobs that one worker of an installation does at a time, because each of them looks at all there is: rows
-of the database, which every machine has. The leases of tasks, which say how long they are. And the marks of processes,
-which say that a process is dead, whose leases then end at once."""
+"""Leases of jobs that one worker of an installation does at a time, because each job looks at all data; rows of the
+database, which all machines share. Also the leases of tasks, whose names tell their length. And the marks of processes:
+a free mark shows a dead process, and ends the leases of that process at once."""
 
 import asyncio
 import fcntl
@@ -28,8 +28,9 @@ _RENEW_SECONDS = 20.0
 
 @dataclass(eq=False, repr=False)
 class Lease:
-    """The right to do a job. Of a worker that dies, another one has it a minute later. It is no lock: two do the job at
-    once where clocks differ by more than a lease, or where one of them was asleep, and no job may rest on it."""
+    """The right to do a job. If a worker dies, another one gets the lease a minute later. A lease is no lock: two
+    workers do the job at once if their clocks differ by more than a lease, or if one of them was asleep. No job may
+    rely on exclusion."""
 
     database: Database
     clock: Clock
@@ -38,7 +39,7 @@ class Lease:
     _taken_at: float = field(default=float("-inf"), init=False)
 
     async def take(self) -> bool:
-        """Return whether this worker has it, at least for a while from now on. Raises Unavailable."""
+        """Return whether this worker has the lease, at least for a while. Raises Unavailable."""
         if self.clock.monotonic() - self._taken_at < _RENEW_SECONDS:
             return True
         now, steady = self.clock.now(), self.clock.monotonic()
@@ -46,14 +47,14 @@ class Lease:
         try:
             taken = await self.database.transact(lease, self.job, self._worker)
         except Duplicate:
-            taken = False  # another one was the first by a moment
+            taken = False  # another worker was first by a moment
         if taken:
             self._taken_at = steady
         return taken
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[bool]:
-        """Yield whether this worker has it: then it is renewed until this ends. Raises Unavailable."""
+        """Yield whether this worker has the lease. If so, renew it until this ends. Raises Unavailable."""
         if not await self.take():
             yield False
             return
@@ -64,7 +65,7 @@ class Lease:
             await ended(renewing)
 
     async def do_once(self, is_due: Callable[[], Awaitable[bool]], work: Callable[[], Awaitable[None]]) -> None:
-        """Do what is due, if nobody else does it, or has done it meanwhile. Raises Unavailable."""
+        """Do a due job, unless another worker is doing it or has done it meanwhile. Raises Unavailable."""
         if await is_due():
             async with self.held() as is_ours:
                 if is_ours and await is_due():
@@ -74,7 +75,7 @@ class Lease:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(_RENEW_SECONDS)
-            with suppress(Unavailable):  # what the job does next says so
+            with suppress(Unavailable):  # the next step of the job will raise
                 await self.take()
 
 
@@ -82,30 +83,31 @@ _MARK = "-"
 
 
 def new_lease(seconds: float) -> str:
-    """Return the name of a lease of a task, with its length: 32 characters at most."""
+    """Return a name for the lease of a task; the name, of at most 32 characters, tells the length."""
     return f"{secrets.token_hex(11)}{_MARK}{round(seconds * 1000):x}"
 
 
 def length_of(lease: str | None, default_seconds: float) -> float:
-    """Return the length of a lease, in seconds; `default_seconds` where its name does not say it, as of version 0.2."""
+    """Return the length of a lease in seconds. Names of version 0.2 do not tell it: then return `default_seconds`."""
     _, mark, length = (lease or "").partition(_MARK)
     return int(length, 16) / 1000 if mark else default_seconds
 
 
-# A clock is corrected by less between two looks. Of a long time between them, the part by which two clocks differ.
+# A clock is corrected by less than this between two looks. Drift: how much two clocks differ, as a part of the time
+# between looks.
 _JUMP_SECONDS, _DRIFT = 1.0, 0.001
-# A job that looks every few seconds was stopped if it has not for so long.
+# A job that looks every few seconds was stopped if its last look is older than this.
 _OUTAGE_SECONDS = 30.0
 
 
 @dataclass(eq=False, repr=False)
 class Interruption:
-    """The last moment at which workers could not extend their leases, as far as this process knows: it started, the
-    database was away, the clock by which leases end jumped. A lease that ended before runs once more from then on."""
+    """The last moment when workers could not extend their leases, as far as this process knows: the process started, the
+    database was away, or the clock of the leases jumped. A lease that had ended by then runs once more, from that moment."""
 
     clock: Clock
     _at: float = field(init=False)
-    # The time of the database, and the earliest and the latest moment at which it was read.
+    # The time of the database, and the earliest and latest moment when it was read.
     _last: tuple[datetime, float, float] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -116,8 +118,7 @@ class Interruption:
         self._at = self.clock.monotonic()
 
     def look(self, now: datetime, asked_at: float) -> None:
-        """Compare the time of the database, which was asked for then, with the steady clock: note a jump, and that nobody
-        has looked for long."""
+        """Compare the time of the database with the steady clock. Note a jump, or a long time without a look."""
         answered_at = self.clock.monotonic()
         last, self._last = self._last, (now, asked_at, answered_at)
         if last is None:
@@ -129,14 +130,15 @@ class Interruption:
             self._at = answered_at
 
     def seconds_until_over(self, length_seconds: float) -> float:
-        """Return for how long a lease of this length that has ended still has to run, since the last interruption."""
+        """Return the seconds that an ended lease of this length still has to run, after the last interruption."""
         return max(0.0, self._at + length_seconds - self.clock.monotonic())
 
 
 @dataclass(eq=False, repr=False)
 class ProcessMark:
-    """A file of this process whose lock ends with the process. Others that have the same directory learn from the lock
-    that a process of their machine is dead. Only those of the same boot: the lock may be none for another machine."""
+    """A locked file of this process; the lock ends with the process. Other processes with the same directory learn from
+    the lock that a process of their machine is dead. Only processes of the same boot count: another machine may not see
+    the lock."""
 
     directory: Path
     name: str = field(default_factory=new_id, init=False)
@@ -144,7 +146,8 @@ class ProcessMark:
     _taking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def take(self) -> str | None:
-        """Return the name of this process; None if it can't be marked, and nobody will learn of its death."""
+        """Return the name of this process; None if there can be no mark, and others will not learn of the end of this
+        process."""
         async with self._taking:
             if self._descriptor is None:
                 with suppress(OSError):
@@ -157,7 +160,7 @@ class ProcessMark:
         descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            draft.rename(path)  # nobody sees it without its lock
+            draft.rename(path)  # nobody sees the file without its lock
         except OSError:
             os.close(descriptor)
             raise
@@ -190,7 +193,7 @@ class ProcessMark:
         return self.directory / f"{boot}.{name}.process"
 
     def close(self) -> None:
-        """Say that this process has ended what it did."""
+        """Remove the mark: this process has ended its work."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with suppress(OSError):

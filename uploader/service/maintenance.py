@@ -1,4 +1,4 @@
-"""Tells when the store was last put in order: reconciled, its totals noted, backed up. For `/readyz` and the doctor."""
+"""Reports when the store was last put in order (reconciled, totals noted, backed up), for `/readyz` and the doctor."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from uploader.runtime.clock import Clock
 from uploader.service.reconcile import last_reconciled
 from uploader.units import format_ago
 
-# Later than these the jobs that do it once an hour, or once a day, do not run.
+# Beyond these ages the hourly or daily job is not running.
 _RECONCILED_WITHIN, _SNAPSHOT_WITHIN = timedelta(days=1), timedelta(days=2)
 _BACKUP_WITHIN = timedelta(days=8)
 _EVER = datetime.min.replace(tzinfo=UTC)
@@ -23,7 +23,7 @@ _EVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(eq=False, repr=False)
 class Maintenance:
-    # `since`: jobs could run from then on. That none did while no server ran is no news for `/readyz`.
+    # `since`: when jobs could begin to run. `/readyz` does not report jobs that did not run while no server did.
     database: Database
     clock: Clock
     since: datetime = _EVER
@@ -33,7 +33,7 @@ class Maintenance:
         return {Subject.RECONCILE: self.reconcile, Subject.SNAPSHOT: self.snapshot, Subject.BACKUP: self.backup}
 
     async def diagnoses(self) -> list[Diagnosis]:
-        """Raises Unavailable."""
+        """Return the diagnoses that need an action. Raises Unavailable."""
         return to_act_on([each for look in self.looks.values() for each in await look()])
 
     async def reconcile(self) -> list[Diagnosis]:
@@ -65,7 +65,7 @@ class Maintenance:
         at, lacking = made[0].created_at, made[0].details.get("lacking")
         if lacking:
             return [reasons.BACKUP_LACKS(ago=self._ago(at), count=lacking)]
-        if self.clock.now() - at > _BACKUP_WITHIN:  # no job of a server makes it
+        if self.clock.now() - at > _BACKUP_WITHIN:  # no job of a server makes backups
             return [reasons.BACKUP_OLD(ago=self._ago(at))]
         return [note(Subject.BACKUP, f"the last backup was made {self._ago(at)}", "nothing to do")]
 

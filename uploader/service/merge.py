@@ -1,7 +1,8 @@
-"""The merge: verify, link into the blobs, account. Repeatable by any worker from any step; nothing is copied.
+"""The merge: verify, link into the blobs, account. Any worker may repeat it from any step; nothing is copied.
 
-At most one merge of an upload runs in a process (callers join it), and the lock on its digest file keeps processes from
-hashing it twice. Its task in Redis is its lease: while the work goes on it is pushed back.
+A process runs at most one merge of an upload, and all callers join this merge. The lock on the digest file keeps
+processes from hashing an upload twice. The upload's task in Redis is the lease of the merge: it is pushed back while
+the work goes on.
 """
 
 import asyncio
@@ -33,12 +34,12 @@ from uploader.storage.base import Busy, Digests, Gone, Stopping, UploadBytes
 
 logger = logging.getLogger(__name__)
 
-# If so much is left to hash, it takes so long that the bytes are accounted before it.
+# If more than this is left to hash, the bytes are accounted before hashing.
 _LONG_MERGE_BYTES = 64 << 20
 _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.1
 _LOST_ATTEMPTS = 20
-# The close of an upload is kept for so long: the sender of its last bytes asks only once they are acknowledged.
+# How long the reason of a failed merge is kept: the sender of the last bytes asks only after their acknowledgement.
 _FINAL = (errors.Md5Mismatch, errors.Sha256Mismatch, errors.NameTaken, errors.LinkGone)
 _TOLD_SECONDS = 10.0
 
@@ -62,7 +63,7 @@ class Merging:
         return task
 
     async def start_due(self, queue: UploadQueue, limit: int) -> "list[asyncio.Task[Complete]]":
-        """Begin at most so many merges that are due in a queue. Raises Unavailable."""
+        """Begin at most `limit` merges that are due in a queue. Raises Unavailable."""
         return [self.start(claim.upload_id) for claim in await queue.claim(limit)]
 
     def _ended(self, upload_id: str, task: "asyncio.Task[Complete]") -> None:
@@ -75,20 +76,20 @@ class Merging:
             logger.error("merge failed", extra={"upload_id": upload_id}, exc_info=error)
 
     async def wait(self, upload_id: str) -> Complete | None:
-        """Merge, and return the file, which is `created` by that unless it came in another way; None if it takes longer
+        """Merge and return the file, which is `created` unless it came another way. Return None if the merge takes longer
         than a request waits. Raises Md5Mismatch, Sha256Mismatch, NameTaken, ChunksMissing, UploadGone, Unavailable."""
         task = self.start(upload_id)
         await asyncio.wait({task}, timeout=self.settings.merge_wait_seconds)
         return _result_of(task) if task.done() else None
 
     async def finish(self, upload_id: str) -> Complete:
-        """Wait as `wait`, for as long as it takes."""
+        """Wait as `wait` does, but without a limit."""
         task = self.start(upload_id)
         await asyncio.wait({task})
         return _result_of(task)
 
     async def close(self) -> None:
-        """Wait for the merges of this process; long ones end with Stopping once the storage was told to stop."""
+        """Wait for the merges of this process. Long ones end with Stopping once the storage was told to stop."""
         self._stopping = True
         if self._running:
             await asyncio.wait(self._running.values(), timeout=10)
@@ -105,7 +106,7 @@ class Merging:
             try:
                 file = await self._attempt(upload)
             except (NotOpen, Gone, ClaimsChanged, Duplicate) as error:
-                # Somebody else was faster: with this upload, or with the name it was to have.
+                # Another process was faster, with this upload or with its name.
                 lost += 1
                 if lost == _LOST_ATTEMPTS:
                     raise errors.Unavailable("The bytes of this upload can't be found.") from error
@@ -134,7 +135,7 @@ class Merging:
             raise errors.Forbidden("A part is merged with its whole.")
         chunk_map = await self.closers.read_map(upload)
         if not chunk_map.complete:
-            await self.closers.hydrate(upload)  # what armed this merge knows of chunks that were withdrawn
+            await self.closers.hydrate(upload)  # Redis armed this merge without knowing of withdrawn chunks
             raise errors.ChunksMissing(missing=missing_ranges(chunk_map.present))
         if upload.flushed_bytes < upload.size and upload.size >= _LONG_MERGE_BYTES:
             await self._account_early(upload)
@@ -150,8 +151,9 @@ class Merging:
             raise
 
     async def _digest(self, upload: Upload) -> Digests:
-        """Raises ChunksMissing for bytes that can't be read. If none is bad, StorageFailed: the next attempt computes
-        the digests anew; but a store that is away has said nothing of them, and it goes on."""
+        """Return the digests. Raises ChunksMissing if stored bytes are bad. Raises StorageFailed if bytes can't be read
+        though none is bad; the next attempt computes the digests anew. StorageAway proves nothing about the bytes, and
+        the next attempt continues."""
         try:
             async with self._leased(upload.id):
                 return await self.storage.digest(upload)
@@ -173,7 +175,7 @@ class Merging:
             raise errors.ChunksMissing("Stored bytes went bad; these chunks are missing again.", missing=as_ranges(bad))
 
     async def _account_early(self, upload: Upload) -> None:
-        """Account all bytes before the hashing is done, if it takes long."""
+        """Account all bytes before a long hashing."""
         if upload.size - await self.storage.digested_bytes(upload) >= _LONG_MERGE_BYTES:
             whole = Received(upload.id, upload.generation, upload.size)
             await self.database.transact(transactions.uploads.flush, [whole], self.clock.now())
@@ -196,8 +198,8 @@ class Merging:
                 logger.debug("lease of a merge not renewed", extra={"upload_id": upload_id})
 
     async def _compare(self, upload: Upload, digests: Digests) -> None:
-        """Refuse bytes that are not what was claimed: the upload ends and gives back all it held. But if stored bytes
-        went bad, it is not the client's fault: those chunks are missing again."""
+        """Refuse bytes that differ from the claims: the upload ends, and gives back its reservation. But if stored
+        bytes went bad, only those chunks are missing again, because the client is not to blame."""
         if digests.are(upload.md5, upload.sha256):
             return
         await self._withdraw_bad(upload)

@@ -1,7 +1,7 @@
 """Recounts every figure from its definition, reports each difference as a Drift, and repairs what can be repaired.
 
-It works while the server runs: each account is read in one snapshot, and what is said of an upload is looked at again
-under the upload's locks, so that mere motion is never reported. Refuses to guess: lost bytes stay reported.
+Works while the server runs. Each account is read in one snapshot. A suspected upload gets a second look under all
+locks, and ordinary changes are never reported. Lost bytes stay reported: nothing is guessed.
 """
 
 import asyncio
@@ -38,32 +38,35 @@ from uploader.storage.store import Store
 
 
 class Kind(StrEnum):
-    # Rows of SQLite, with its indexes and with what their columns can hold.
+    # Rows of SQLite that contradict their indexes, or hold values that their columns can't have.
     DATABASE = "database"
-    # In the database, of a user: the sums over uploads and files, and their number; what they must stay below.
+    # Figures of a user in the database: the sums over uploads and files, the number of both, and the limits of these
+    # sums.
     USE_SPACE_FINISHED = "use_space_finished"
     USE_SPACE_UNFINISHED = "use_space_unfinished"
     RESERVED = "reserved"
     FILES = "files"
     OVER_RESERVED = "over-reserved"
     OVER_TOTAL_SPACE = "over-total-space"
-    # Of a link: how many uploads that came by it are open, and their bytes; how many files are there, and their bytes.
+    # Of a link: open uploads that came through the link, and their bytes; files, and their bytes.
     LINK_FILES = "link-files"
     LINK_BYTES = "link-bytes"
     LINK_RECEIVED_FILES = "link-received-files"
     LINK_RECEIVED_BYTES = "link-received-bytes"
-    # Of a blob: the number of its files; its size; whether it has a row.
+    # Of a blob: the number of its files; its size; a missing row.
     REFS = "refs"
     BLOB_BYTES = "blob-bytes"
     STRAY_BLOB = "stray-blob"
-    # Of a file: what its blob repeats of it.
+    # Of a file: the facts that its blob repeats.
     FILE = "file"
-    # Of an upload: its directory; its files, by what shows without reading all of them; a directory that outlived it.
+    # Of an upload: its directory; its files, as far as a defect shows without reading them; a directory that outlived
+    # the upload.
     TEMP = "temp"
     MAP = "map"
     DATA = "data"
     LEFTOVER = "leftover"
-    # The bytes on disk, twice; the bytes on disk and the bits in Redis; where the first chunk that is not whole ends so far.
+    # Bytes: flushed according to the database, then according to Redis; chunks on disk against bits in Redis; the end
+    # of the tail.
     FLUSHED_BYTES = "flushed_bytes"
     FLUSHED = "flushed"
     CHUNKS = "chunks"
@@ -71,7 +74,7 @@ class Kind(StrEnum):
     RECEIVED = "received"
     STATE = "state"
     TASK = "task"
-    # Of a minute bucket: the hash of the upload that waits there; whether it exists.
+    # Of a minute bucket: the hash of an upload that waits there; the existence of the bucket.
     STRAY_TASK = "stray-task"
     INDEX = "index"
 
@@ -83,7 +86,7 @@ _OF_LINK = {
     "reserved_files": Kind.LINK_FILES,
     "reserved_bytes": Kind.LINK_BYTES,
 }
-# In the order in which they are checked.
+# In the order of the checks.
 _ACTIONS = {
     recount.USERS: Action.USER_REPAIRED,
     recount.LINKS: Action.LINK_REPAIRED,
@@ -94,7 +97,7 @@ _WHAT = {"user_info": "users", "link": "links", "blob": "blobs"}
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A figure that is not what its definition makes it; None where there is nothing. It may have a repair."""
+    """A figure that differs from its definition; None stands for nothing. Some drifts can be repaired."""
 
     kind: Kind
     subject: str
@@ -115,15 +118,15 @@ async def cannot_be_repaired() -> bool:
 
 @dataclass(slots=True)
 class Findings:
-    """The repair of each drift has its index. `notes` are no drifts: users that hold more than an administrator has
-    left them."""
+    """The drifts, with a repair at the same index for each. `notes` are no drifts: users with more bytes than the total
+    space that an administrator has left them."""
 
     drifts: list[Drift] = field(default_factory=list)
     notes: list[Drift] = field(default_factory=list)
     checked: dict[str, int] = field(default_factory=dict)
     repaired: int = 0
     repairs: list[Repair] = field(default_factory=list)
-    # Drifts that the walk had found before it was interrupted.
+    # Drifts found by the walk before it was interrupted.
     before: int = 0
 
     @property
@@ -140,7 +143,7 @@ _FACT = "reconciled"
 
 
 class Reconciled(msgspec.Struct, frozen=True):
-    """The last time that everything was looked at, and how many drifts were found then."""
+    """The last complete look, and how many drifts it found."""
 
     at: datetime
     drifts: int
@@ -148,20 +151,20 @@ class Reconciled(msgspec.Struct, frozen=True):
 
 
 async def last_reconciled(connection: Connection) -> Reconciled | None:
-    """Return None if nobody has looked yet."""
+    """Return None before the first complete look."""
     return await meta.kept(connection, _FACT, Reconciled)
 
 
 _WALK = "reconciling blobs"
 _MAX_WALK = timedelta(days=1)
 _REMEMBER_INTERVAL_SECONDS = 5.0
-# Of a walk that nobody waits for: 8 million an hour, by 5 lists of S3 a second.
+# The rate of a walk in the background: at most 18 million blobs an hour, by 5 list requests of S3 a second.
 _BLOBS_PER_SECOND = 5000
 _STRETCH = 1000
 
 
 class BlobWalk(msgspec.Struct):
-    """A walk over all blobs: when it began, how far it has come, and how many drifts it has found."""
+    """A walk over all blobs: the start, the position, and the number of drifts so far."""
 
     at: datetime
     after: str = ""
@@ -169,13 +172,13 @@ class BlobWalk(msgspec.Struct):
 
 
 def drifts_of_upload(upload: Upload, stored: PresentChunks, snapshot: AuditedUpload) -> list[Drift]:
-    """Return the drifts of an open upload, by its row, its map, and its record in Redis."""
+    """Return the drifts between the row, the map and the Redis record of an open upload."""
     drifts, present, on_disk = [], stored.present, stored.received_bytes
     if upload.flushed_bytes > on_disk or (snapshot.state and upload.flushed_bytes < min(snapshot.flushed, on_disk)):
         expected = min(snapshot.flushed, on_disk) if upload.flushed_bytes < on_disk else on_disk
         drifts.append(Drift(Kind.FLUSHED_BYTES, upload.id, expected, upload.flushed_bytes))
     if snapshot.state == "":
-        # Nobody has touched it since Redis was lost: right, unless bytes wait to be accounted.
+        # The upload was not touched since Redis was lost. This is no drift, unless bytes wait to be accounted.
         waiting = [Drift(Kind.RECEIVED, upload.id, on_disk, None)] if upload.flushed_bytes < on_disk else []
         return drifts + waiting
     bits = from_bitmap(snapshot.bitmap, len(present))
@@ -210,7 +213,7 @@ def _end_of(tail: Tail | None, upload: Upload) -> int | None:
 
 
 def has_more(snapshot: AuditedUpload, stored: PresentChunks) -> bool:
-    """Return whether Redis has bits of chunks that are not on the map, or a tail that is not."""
+    """Return whether Redis has bits of chunks, or a tail, that the map lacks."""
     on_map = to_bitmap(stored.present)
     if any(bits & ~of_map for bits, of_map in zip_longest(snapshot.bitmap, on_map, fillvalue=0)):
         return True
@@ -222,7 +225,7 @@ def has_more(snapshot: AuditedUpload, stored: PresentChunks) -> bool:
 
 logger = logging.getLogger(__name__)
 
-# So that what was opened in this month is met, too.
+# To include uploads opened this month.
 _OVER_A_MONTH = timedelta(days=32)
 
 
@@ -231,14 +234,14 @@ _SLICE = 2000
 
 @dataclass(eq=False, repr=False)
 class Recounting:
-    """Recounts users and contents from their rows: a slice at a time, so that no transaction is long. Several at once
-    are safe: looking changes nothing, and every repair recounts under its locks."""
+    """Recounts users and contents from their rows, in slices, so that no transaction is long. May run several times at
+    once: looking changes nothing, and every repair recounts under its locks."""
 
     database: Database
     clock: Clock
 
     async def recount(self, user_id: str | None = None) -> Findings:
-        """Recount everything, or one user; a user that is not there is not checked. Raises Unavailable."""
+        """Recount everything, or one user. A missing user is not checked. Raises Unavailable."""
         found = Findings()
         if user_id is None:
             await self.check(found)
@@ -248,7 +251,7 @@ class Recounting:
         return found
 
     async def check(self, found: Findings) -> None:
-        """Recount all users, what links have open, then the refs of all contents, whose files have their sizes and MD5s."""
+        """Recount all users, links and contents, and compare the sizes and MD5s of files with their contents."""
         for figures in _ACTIONS:
             after: str | None = ""
             while after is not None:
@@ -280,21 +283,21 @@ class Recounting:
 
 
 def _beyond(found: Findings, user_id: str, stored: dict[str, int], drifts: list[Drift]) -> list[Drift]:
-    # A user may hold more than the total space, where an administrator lowered it.
+    # A user may hold more than the total space after an administrator lowered it.
     if (held := stored["use_space_finished"] + stored["reserved"]) > stored["total_space"]:
         found.notes.append(Drift(Kind.OVER_TOTAL_SPACE, user_id, stored["total_space"], held))
-    # Where the figures themselves are wrong, that is all there is to say.
+    # If the figures themselves are wrong, that is the only report.
     if not drifts and stored["use_space_unfinished"] > stored["reserved"]:
         return [Drift(Kind.OVER_RESERVED, user_id, stored["reserved"], stored["use_space_unfinished"])]
     return []
 
 
 _BATCH = 200
-# What is in motion is not there at every look: a writer that is told to rehydrate lets go of its chunk for a moment, and
-# after a loss of Redis the sweeper comes within seconds.
+# Changes in motion do not show at every look: a writer that has to rehydrate releases its chunk for a moment, and after
+# a loss of Redis the sweeper comes within seconds.
 _LOOKS = 10
 _PAUSE_SECONDS = 0.5
-# Whose repair is a transaction, which notes it.
+# Kinds with a repair in one transaction, which writes the act, too.
 _OF_ROWS = frozenset({*_SUMS, Kind.OVER_RESERVED, *_OF_LINK.values(), Kind.REFS, Kind.FLUSHED_BYTES})
 _OF_QUEUES = frozenset({Kind.STRAY_TASK, Kind.INDEX})
 
@@ -311,13 +314,13 @@ class Reconciling:
     _remembered_at: float = field(default=float("-inf"), init=False)
 
     async def last(self) -> Reconciled | None:
-        """Return None if nobody has looked yet. Raises Unavailable."""
+        """Return the last complete look; None before the first. Raises Unavailable."""
         return await self.database.read(last_reconciled)
 
     async def reconcile(self, *, repair: bool = False, goes_on: bool = False) -> Findings:
-        """Look at everything, then repair what was found if asked to. `goes_on`: look at the blobs at a rate, and from
-        where the last walk that did so was interrupted. Raises Unavailable, Stopping."""
-        # The order of repairs, too: the figures of a user are sums over the uploads.
+        """Look at everything, then repair the drifts if asked to. `goes_on`: look at the blobs at a limited rate, from
+        where the last such walk was interrupted. Raises Unavailable, Stopping."""
+        # Also the order of repairs: the figures of a user are sums over the uploads.
         checks: dict[str, Callable[[Findings], Awaitable[None]]] = {
             "rows": self._check_rows,
             "uploads": self._check_uploads,
@@ -330,12 +333,12 @@ class Reconciling:
         for part, check in checks.items():
             try:
                 await check(found)
-            except DatabaseDamaged:  # keeps nothing from being told of the others
+            except DatabaseDamaged:  # the other checks go on
                 found.add([Drift(Kind.DATABASE, part, "readable", "damaged")])
         if repair:
             for drift, repair_drift in zip(found.drifts, found.repairs, strict=True):
                 found.repaired += await uninterrupted(self._repair(drift, repair_drift))
-        with suppress(Unavailable):  # what was found is told all the same
+        with suppress(Unavailable):  # the findings are returned all the same
             done = Reconciled(self.clock.now(), found.count, found.repaired)
             await self.database.transact(meta.keep, _FACT, done)
         return found
@@ -343,7 +346,7 @@ class Reconciling:
     async def _repair(self, drift: Drift, repair: Repair) -> bool:
         try:
             repaired = await repair()
-        except (DatabaseDamaged, StorageFailed, Unverified) as error:  # holds up no other
+        except (DatabaseDamaged, StorageFailed, Unverified) as error:  # does not hold up the others
             logger.log(level_of(error), "a drift is not repaired", extra={"reason": error.reason})
             return False
         if repaired and drift.kind not in _OF_ROWS:
@@ -355,15 +358,15 @@ class Reconciling:
     # Rows of the database
 
     async def _check_rows(self, found: Findings) -> None:
-        """Report rows that a byte flipped in, as far as that can be told. Which value was there, a backup may tell."""
+        """Report rows in which a byte flipped, as far as this shows. Only a backup can tell the earlier value."""
         lines = await self.database.read(recount.contradictions)
         found.add(Drift(Kind.DATABASE, "the file", "ok", line) for line in lines)
         for row in await self.database.read(recount.malformed):
             subject, expected = f"{row.table} {row.rowid}", f"a valid {row.column}"
             found.add([Drift(Kind.DATABASE, subject, expected, row.value)])
 
-    # Blobs, against the store: what it lists and the rows are two lists in one order. Only what the list lacks is asked for
-    # by itself, because it may have come since.
+    # Blobs, against the store: the list of the store and the rows are compared in one order. Only blobs missing from
+    # the list are looked up one by one, because they may have come since.
 
     async def _check_blobs(self, found: Findings, *, goes_on: bool) -> None:
         walk = await self._interrupted_walk() if goes_on else BlobWalk(self.clock.now())
@@ -382,12 +385,12 @@ class Reconciling:
             await self.database.transact(meta.forget_fact, _WALK)
 
     async def _interrupted_walk(self) -> BlobWalk:
-        """One that is old has seen another bucket."""
+        """Return the interrupted walk, or a new one. An old walk has seen the bucket too long ago."""
         walk, now = await self.database.read(meta.kept, _WALK, BlobWalk), self.clock.now()
         return walk if walk is not None and now - _MAX_WALK < walk.at <= now else BlobWalk(now)
 
     async def _pace(self, walk: BlobWalk, began: float, count: int) -> float:
-        """Remember how far the walk has come, now and then, and wait, so that it keeps to its rate; returns the time."""
+        """Keep the walk to the rate, and remember the position now and then. Return the time."""
         now = self.clock.monotonic()
         if now - self._remembered_at > _REMEMBER_INTERVAL_SECONDS:
             await self.database.transact(meta.keep, _WALK, walk)
@@ -403,7 +406,7 @@ class Reconciling:
             after = greatest(after, sha256s)
 
     async def _check_stretch(self, found: Findings, after: str, listed: Stretch) -> None:
-        """Compare the rows of a stretch, which may be far more than it lists."""
+        """Compare the rows of a stretch with the list. There may be far more rows than listed blobs."""
         sizes = {each.name: each.size for each in listed if not each.is_draft}
         ask = partial(queries.blobs_in_stretch, by_location=self.storage.lists_by_location)
         while rows := await self.database.read(ask, after, listed.until, _STRETCH):
@@ -413,7 +416,7 @@ class Reconciling:
             after = greatest(after, [key for key, _, _ in rows])
 
     async def _look_at_blob(self, sha256: str) -> list[Drift]:
-        """Look at a blob. Its row is locked, so it is not collected or placed meanwhile."""
+        """Compare a blob with its row. The row is locked, so the blob is not collected or placed meanwhile."""
 
         sizes = self.database.outside(self.storage.blob_sizes)
 
@@ -427,7 +430,7 @@ class Reconciling:
         return await self.database.transact(look)
 
     async def _look_at_strays(self, sha256s: list[str]) -> list[Drift]:
-        """Look again at blobs without a row. The row of one that is just being placed is locked: this waits for it."""
+        """Look again at blobs without a row, and wait for the row of a blob that is just being placed."""
         sizes = self.database.outside(self.storage.blob_sizes)
 
         async def look(connection: Connection) -> list[Drift]:
@@ -449,7 +452,7 @@ class Reconciling:
         found.checked["uploads"] = count
 
     async def _seems_right(self, upload: Upload) -> bool:
-        """Look at an upload without locks: most need no other look."""
+        """Look at an upload without locks; most uploads need no second look."""
         try:
             chunk_map = await self.storage.read_map(upload)
         except (Gone, StorageFailed, Unverified):
@@ -457,7 +460,7 @@ class Reconciling:
         return not drifts_of_upload(upload, chunk_map, await self.audit.upload(upload.id))
 
     async def _report_uploads(self, found: Findings, suspects: list[str]) -> None:
-        """Report what every one of several looks under the locks finds, with the figures of the last."""
+        """Report drifts that every one of several looks under the locks finds, with the figures of the last look."""
         drifts = {upload_id: await self._look(upload_id) for upload_id in suspects}
         for _ in range(_LOOKS - 1):
             drifts = {upload_id: before for upload_id, before in drifts.items() if before}
@@ -487,7 +490,7 @@ class Reconciling:
         except StorageFailed:
             return [Drift(Kind.MAP, upload_id, "readable", "unreadable")]
         except Unavailable as error:
-            # One that is busy must not hold up the others; a store that is away will tell the next look.
+            # A busy upload must not hold up the others. If the store is away, the next look raises.
             logger.log(
                 level_of(error, logging.INFO),
                 "an upload is not reconciled for now",
@@ -496,8 +499,8 @@ class Reconciling:
             return []
 
     async def _compare(self, upload_id: str, closer: Closer) -> list[Drift]:
-        """Compare the three. The caller holds the locks. Redis is read before the database: what it calls flushed was
-        committed earlier."""
+        """Compare disk, Redis and database, under the locks of the caller. Redis is read before the database: bytes
+        that Redis calls flushed were committed earlier."""
         snapshot = await self.audit.upload(upload_id)
         upload = await self._upload(upload_id)
         if upload is None or upload.state is not State.OPEN:
@@ -511,13 +514,13 @@ class Reconciling:
         return await self.database.read(queries.upload_by_id, upload_id)
 
     async def _repair_upload(self, upload_id: str) -> bool:
-        """Rebuild Redis from disk and database, or drop what is left of a closed upload; whether that was enough."""
+        """Rebuild Redis from disk and database, or tidy up after a closed upload. Return whether the drift is gone."""
         upload = await self._upload(upload_id)
         if upload is None or upload.state is not State.OPEN:
             await self.closers.tidy(upload_id)
         else:
             try:
-                await self.closers.read_map(upload)  # withdraws what is not whole, if it can't be believed
+                await self.closers.read_map(upload)  # withdraws damaged chunks, if the map is not trusted
                 async with self.storage.closing(upload):
                     await self._correct_flushed(upload_id)
                 await self.closers.hydrate(upload)
@@ -526,7 +529,7 @@ class Reconciling:
         return not await self._look(upload_id)
 
     async def _correct_flushed(self, upload_id: str) -> None:
-        """Write the disk's figure at once, where accounted bytes contradict it, or Redis has to forget some."""
+        """Correct the flushed bytes in the database, if they contradict the disk, or if Redis has to forget bytes."""
         snapshot = await self.audit.upload(upload_id)
         upload = await self._upload(upload_id)
         if upload is None:
@@ -546,7 +549,7 @@ class Reconciling:
     # The queues
 
     async def _check_queues(self, found: Findings) -> None:
-        """After the uploads: what waits there for an upload that is closed, or for no upload at all."""
+        """Report tasks of closed or unknown uploads. Runs after the check of uploads."""
         count = 0
         for bucket in await self.audit.buckets():
             waiting, strays, index = await self._look_at_bucket(bucket)
@@ -583,8 +586,9 @@ class Reconciling:
     # Leftovers
 
     async def _check_leftovers(self, found: Findings) -> None:
-        """Report the directories of uploads that have ended: an unlink failed, a crash came before it, or the rows are
-        others now. What has a row that is closed is tidied as a repair; what has none may be of another database."""
+        """Report the directories of uploads that have ended: an unlink failed, a crash came first, or the database was
+        replaced. A directory with a closed row can be repaired by tidying. A directory without a row may belong to
+        another database."""
         now = self.clock.now()
         try:
             async for batch in self.storage.list_uploads(now + _OVER_A_MONTH):
@@ -600,7 +604,7 @@ class Reconciling:
             logger.log(level_of(error), "leftovers are not looked for any further", extra={"reason": error.reason})
 
     async def _outlives(self, closed: Upload) -> bool:
-        """Say whether an upload still has files, under its locks: its end holds them until nothing is left of it."""
+        """Return whether a closed upload still has files, under the locks, which an ending upload holds to the end."""
         try:
             async with self.storage.closing(closed):
                 return True

@@ -1,8 +1,8 @@
-"""Looks after a Redis that refuses what it is asked: probes it until that has ended, and restarts the embedded one, where a
-failed fsync of its append-only file would make it refuse writes for ever (MISCONF).
+"""Recovers a Redis that refuses requests: probes Redis until requests work again, and restarts an embedded Valkey.
+After a failed fsync of the append-only file, Valkey refuses writes until a restart (MISCONF).
 
-A Redis that refuses nothing is not probed. An external one is never restarted. A restart loses nothing: the era changes, and
-each upload is rebuilt from disk and database.
+A Redis that refuses nothing is not probed, and an external one is never restarted. A restart loses nothing: the era
+changes, and each upload is rebuilt from disk and database.
 """
 
 import asyncio
@@ -19,26 +19,27 @@ from uploader.errors import Unavailable
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-# Nothing is refused; the bell ends the sleep.
+# Nothing is refused; a bell ends the sleep.
 _IDLE_SECONDS = 600.0
-# How long it may refuse writes before a restart, and before the following ones.
+# How long Redis may refuse writes before the first restart, and at most before later restarts.
 _PATIENCE_SECONDS, _MAX_PATIENCE_SECONDS = 5.0, 40.0
 
 
 @dataclass(eq=False, repr=False)
 class RedisRecovery:
     probe: Probe
-    # Ends the embedded engine if it is still this run of it, and its owner starts it again; blocks. None: it is external.
+    # Ends the embedded Valkey, if this is still the same run; its owner then starts it again. Blocks. None: Redis is
+    # external.
     restart: Callable[[str], None] | None
     _: KW_ONLY
     monotonic: Callable[[], float] = time.monotonic
-    # Which run of the engine refuses writes, and since when.
+    # The run of the engine that refuses writes, and since when.
     _run_id: str = field(default="", init=False)
     _since: float = field(default=0.0, init=False)
     _patience_seconds: float = field(default=_PATIENCE_SECONDS, init=False)
 
     async def look(self) -> float:
-        """Probe Redis if it has refused something; return when to look again, in seconds."""
+        """Probe Redis if it refuses requests. Return the seconds until the next look."""
         refusals = self.probe.refusals
         if not refusals.lasts:
             self._run_id, self._patience_seconds = "", _PATIENCE_SECONDS
@@ -51,8 +52,8 @@ class RedisRecovery:
         return _LOOK_SECONDS
 
     async def _restart_in_time(self, restart: Callable[[str], None], error: Unavailable) -> None:
-        """Restart the engine once the same run of it has refused writes for long enough. Each process does so by itself: a
-        run that another one has ended is another run."""
+        """Restart the engine after the same run has refused writes for long enough. Each process decides for itself:
+        after a restart by another process, the run is a new one."""
         try:
             with asking(self.probe.redis):
                 told: dict[str, Any] = await self.probe.redis.info("server")

@@ -1,8 +1,7 @@
-"""Reports for administrators: who uses how much, which uploads stand still, the totals, what waits in the
-queues.
+"""Reports for administrators: usage by user, idle uploads, totals, waiting tasks.
 
-Owns the figures as `/admin` and `uploader report` tell them; `as_of` is the moment that they are of. Changes nothing
-but the snapshot of a day.
+Owns the figures of `/admin` and `uploader report`; `as_of` is the moment of the figures. Changes nothing except the
+snapshot of a day.
 """
 
 import csv
@@ -33,7 +32,7 @@ from uploader.storage.base import Housekeeping
 
 
 class UserUsage(Struct):
-    """A user's accounts, in bytes, and how much there is of what."""
+    """A user's accounts, in bytes, and the number of files and open uploads."""
 
     user_id: str
     total_space: int
@@ -45,7 +44,7 @@ class UserUsage(Struct):
 
 
 class OpenUploadReport(Struct):
-    """An open upload of anybody: what the quota and the disk get back when it ends. `updated_at`: last accounted."""
+    """An open upload of any user. Its end frees `quota_bytes` and `disk_bytes`. `updated_at`: last accounted."""
 
     upload_id: str
     user_id: str
@@ -57,7 +56,7 @@ class OpenUploadReport(Struct):
 
 
 class OpenUploadList(Struct):
-    """A page of open uploads, and the sums over all pages; `next` is the cursor of the following one."""
+    """A page of open uploads, and the sums over all pages. `next` is the cursor of the next page."""
 
     uploads: list[OpenUploadReport]
     next: str | None
@@ -66,8 +65,8 @@ class OpenUploadList(Struct):
 
 
 class Disk(Struct):
-    """The disk, in bytes. `free_bytes` counts `trash_bytes`, which give way; `promised_bytes` is what open uploads may still
-    write; `available_bytes` what may still be opened."""
+    """The disk, in bytes. `free_bytes` includes `trash_bytes`, which give way; `promised_bytes` is what open uploads
+    may still write; `available_bytes` is what new uploads may reserve."""
 
     total_bytes: int
     free_bytes: int
@@ -78,7 +77,7 @@ class Disk(Struct):
 
 
 class Summary(Totals, kw_only=True):
-    """The whole installation. `damaged_blobs` are contents whose bytes were found bad."""
+    """The whole installation. `damaged_blobs` counts contents whose bytes were found bad."""
 
     saved_bytes: int
     damaged_blobs: int
@@ -89,7 +88,7 @@ class Summary(Totals, kw_only=True):
 
 
 class Report(Struct):
-    """The output of `uploader report --json`: the summary, the largest users, and the uploads idle for so long."""
+    """The output of `uploader report --json`: the summary, the largest users, uploads idle for `idle_seconds`."""
 
     summary: Summary
     users: list[UserUsage]
@@ -110,7 +109,7 @@ S = TypeVar("S", bound=Struct)
 
 
 def _told(kind: type[S], found: object, **more: object) -> S:
-    """Make a struct of an object that has the same fields, but for `more`."""
+    """Make a struct from an object with the same fields; `more` gives the others."""
     same = {name: getattr(found, name) for name in kind.__struct_fields__ if name not in more}
     return kind(**same, **more)
 
@@ -124,27 +123,27 @@ def upload_of(upload: Upload) -> OpenUploadReport:
     return _told(OpenUploadReport, upload, upload_id=upload.id, **held)
 
 
-# Large enough that an order by counts, which are counted anew for each, does not take a stream long.
+# Large, because sorting by counts counts anew for each batch.
 _BATCH = 1000
 _KINDS: dict[str, Kind] = {"user_id": "text", "updated_at": "moment"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The order of a list: by a column, and then by ids from the first to the last."""
+    """The order of a list: by a column, then by id."""
 
     sort: str
     descending: bool
 
     def page(self, limit: int, after: str | None) -> Page:
-        """Return one row more than `limit`, which tells whether there is another page. Raises InvalidRequest."""
+        """Ask for one row more than `limit`, to learn whether there is another page. Raises InvalidRequest."""
         position = None if after is None else parse_cursor(after, self.sort, _KINDS.get(self.sort, "number"))
         return Page(sort=self.sort, descending=self.descending, limit=limit + 1, after=position)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """A choice of open uploads: those of `user_id`, or of all, for which nothing was accounted in the last `seconds`."""
+    """A choice of open uploads: of `user_id`, or of all users, with nothing accounted in the last `seconds`."""
 
     seconds: float = 0
     user_id: str | None = None
@@ -161,7 +160,7 @@ class Reports:
     async def usage(
         self, order: Order, *, limit: int, after: str | None, containing: str | None
     ) -> tuple[list[UserUsage], str | None]:
-        """Return a page of users, and the cursor of the next one. Raises InvalidRequest for an unknown cursor."""
+        """Return a page of users, and the cursor of the next page. Raises InvalidRequest for an unknown cursor."""
         page = order.page(limit, after)
         found = await self.database.read(reports.user_reports, page, containing, snapshot=True)
         users = [user_of(report) for report in found[:limit]]
@@ -170,7 +169,7 @@ class Reports:
         return users, cursor(order.sort, getattr(users[-1], order.sort), users[-1].user_id)
 
     async def all_usage(self, order: Order, *, containing: str | None) -> AsyncIterator[list[UserUsage]]:
-        """Yield every user, in batches, for a stream that holds no connection while its reader is slow."""
+        """Yield every user, in batches. A slow reader holds no connection of the database."""
         after: str | None = None
         while True:
             page, after = await self.usage(order, limit=_BATCH, after=after, containing=containing)
@@ -188,7 +187,7 @@ class Reports:
     async def files_of(
         self, user_id: str, *, limit: int, after: str | None, prefix: str | None
     ) -> tuple[list[File], str | None]:
-        """Return a page of a user's files, newest first. Raises NotFound, InvalidRequest for an unknown cursor."""
+        """Return a page of a user's files, newest first. Raises NotFound; InvalidRequest for an unknown cursor."""
         await self.user(user_id)
         return await self.files.list(user_id, limit=limit, after=after, prefix=prefix)
 
@@ -197,7 +196,7 @@ class Reports:
     async def uploads(
         self, order: Order, idle: Idle, *, limit: int, after: str | None
     ) -> tuple[list[OpenUploadReport], str | None, OpenTotal]:
-        """Return a page of open uploads, the cursor of the next one, and the sums over all pages. Raises InvalidRequest."""
+        """Return a page of open uploads, the cursor of the next, and the sums over all pages. Raises InvalidRequest."""
         page, since = order.page(limit, after), self._since(idle)
 
         async def look(connection: Connection) -> tuple[list[Upload], OpenTotal]:
@@ -227,8 +226,7 @@ class Reports:
 
 @dataclass(eq=False, repr=False)
 class Overview:
-    """The totals: now, on each day since there are snapshots, and how fast it grows. All figures are of
-    the database, but for the room on the disk; no directory is walked."""
+    """The totals now and of past days, and the growth. All figures but the disk's space are the database's."""
 
     database: Database
     storage: Housekeeping
@@ -260,7 +258,7 @@ class Overview:
         )
 
     async def history(self, days: int) -> list[HistoryDay]:
-        """Return the last `days` days, today included, in order; those on which nobody looked are left out."""
+        """Return the last `days` days including today, in order. Days without a snapshot are left out."""
         first = self.clock.now().date() - timedelta(days=days - 1)
         found = await self.database.read(reports.days_since, first)
         return [
@@ -269,7 +267,7 @@ class Overview:
         ]
 
     async def take_day(self) -> date:
-        """Take today's snapshot, unless it is there; returns the day. Raises Unavailable."""
+        """Take today's snapshot, unless there is one. Return the day. Raises Unavailable."""
         now = self.clock.now()
         today = now.date()
         if await self.database.read(reports.has_day, today):
@@ -288,8 +286,8 @@ async def _totals(connection: Connection) -> tuple[Totals, list[TempMonth]]:
 
 
 class WaitingMinute(Struct):
-    """A minute bucket of all shards. A task that is pushed back stays in its minute until that has come; `minute` is null
-    where what stands there is none."""
+    """A minute bucket, over all shards. A task that is pushed back stays in its minute until the minute has come.
+    `minute` is null for a bucket whose name is no minute."""
 
     queue: str
     minute: datetime | None
@@ -298,8 +296,8 @@ class WaitingMinute(Struct):
 
 
 class QueueReport(Struct):
-    """The tasks that wait: by queue and minute, and in all. `pending_bytes` came and are not yet in the database;
-    `lateness_seconds` is by how much the earliest task is overdue."""
+    """The waiting tasks, by queue and minute, and in total. `pending_bytes` were received and are not yet in the
+    database; `lateness_seconds` is the delay of the earliest overdue task."""
 
     buckets: list[WaitingMinute]
     tasks: int
@@ -315,7 +313,7 @@ class Queues:
     clock: Clock
 
     async def report(self, *, user_id: str | None = None, upload_id: str | None = None) -> QueueReport:
-        """Report the queue of everybody, a user, an upload, or both. Raises NotFound, UploadNotFound, Unavailable."""
+        """Report the queues of all users, a user, an upload, or both. Raises NotFound, UploadNotFound, Unavailable."""
         as_of = self.clock.now()
         if user_id is None and upload_id is None:
             return _report_of(await self.pending.measure_all(), as_of)
@@ -354,13 +352,13 @@ def _waiting(name: str, bucket: MinuteBucket) -> WaitingMinute:
     return WaitingMinute(name, minute, bucket.tasks, bucket.pending_bytes)
 
 
-# The ASCII ones, and their full-width forms, which some spreadsheets take for them.
+# ASCII characters, and their full-width forms, which some spreadsheets treat alike.
 _FORMULAS = frozenset("=+-@\t\r＝＋－＠")
 
 
 def csv_lines(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as lines of CSV for people, who will open it in a spreadsheet: text that would be run as a formula is put
-    behind an apostrophe; several facts in one cell are JSON."""
+    """Return rows as CSV for spreadsheets. Text that a spreadsheet would run as a formula gets an apostrophe in front;
+    several facts in one cell are JSON."""
     text = io.StringIO()
     csv.writer(text).writerows([_cell(value) for value in row] for row in rows)
     return text.getvalue()

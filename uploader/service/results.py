@@ -1,6 +1,6 @@
-"""Requests to the use cases of uploads, and their results; everything else is an error of `errors.py`.
+"""Requests to the use cases of uploads, and their results. All other outcomes are errors of `errors.py`.
 
-`Result` is closed: every protocol has an answer for each of its types, and mypy tells where one is forgotten.
+`Result` is closed: every protocol answers each of its types, and mypy reports a forgotten one.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from uploader.errors import InvalidRequest
 
 
 def check_sent_name(caller: Caller, name: str) -> None:
-    """Raises InvalidRequest for a visitor's name of more bytes than every link has room for."""
+    """Raises InvalidRequest for a visitor's name that is longer than every link allows."""
     if caller.session and len(name.encode()) > MAX_SENT_NAME_BYTES:
         raise InvalidRequest.field("name", f"is longer than {MAX_SENT_NAME_BYTES} bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An upload as its caller names it: the open one of an MD5, one by its id, or by both, which must agree."""
+    """An upload as its caller names it: by the MD5 of an open upload, by its id, or by both, which must agree."""
 
     caller: Caller
     md5: str | None = None
@@ -29,8 +29,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """A request to upload; `name` is normalised, `md5` is None where it is not known yet. Without `length_known`, which
-    is told later (`Appends.append`), `md5` is None, and `size` is 0: nothing is reserved."""
+    """A request to upload. `name` is normalised; `md5` is None while unknown. Without `length_known`, `md5` is None,
+    `size` is 0, and nothing is reserved; `Appends.append` tells the length later."""
 
     caller: Caller
     md5: str | None
@@ -40,24 +40,24 @@ class Opening:
     chunk_size: int | None = None
     instant: bool = True
     idempotency_key: str | None = None
-    # None: it was not said, so what was said before stands.
+    # None: the request does not say, so an earlier choice stays.
     if_exists: IfExists | None = None
     modified_at: datetime | None = None
-    # The id that the upload gets if it is new; None: any.
+    # The id for a new upload; None: any.
     id: str | None = None
     metadata: str | None = None
-    # Its protocol tells it again, so what a pre-create hook answers may take its place.
+    # The protocol returns the metadata to its client, so the answer of a pre-create hook may replace them.
     tells_metadata: bool = False
     length_known: bool = True
     computes_md5: bool = True
-    # They come with the request, and are to be looked at: no file that is there already answers it.
+    # The bytes come with the request and have to be examined: no existing file answers the request.
     brings_bytes: bool = False
     kind: UploadKind | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFile:
-    """The claims about a file that is sent whole; a digest is None where none is claimed."""
+    """The claims about a file that is sent whole. A digest that is not claimed is None."""
 
     caller: Caller
     name: str
@@ -81,7 +81,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadStatus:
-    """The state of an open upload; `created` says whether this call opened it."""
+    """The state of an open upload. `created`: this call opened it."""
 
     upload: Upload
     merging: bool
@@ -101,14 +101,14 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class StillMerging:
-    """All chunks are there, and the merge takes longer than a request waits."""
+    """All chunks are there, but the merge takes longer than a request waits."""
 
     status: UploadStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """The upload is a file; `created` says whether this call made it so."""
+    """The upload is a file. `created`: this call made the file."""
 
     file: File
     created: bool

@@ -1,9 +1,9 @@
-"""Revocations: what a process does when a token, a session, a link or an administrator's right was taken away.
+"""Revocations: how a process learns that a token, a session, a link or an administrator's right was taken away.
 
-All revocations have one number in the database. A process that has requests under way, or remembers callers, asks for it
-once a second. If the number has moved, the process forgets the callers that it remembers, and looks at the rows of those
-whose requests are under way. Only a row that says so ends a request: if the database is away, all goes on. A process that
-has nothing to look after does not ask.
+All revocations share one number in the database. A process with running requests or remembered callers reads the number
+once a second. When the number has changed, the process forgets the remembered callers and reads the rows behind its
+running requests. A request ends only if the rows that were read no longer admit the caller: while the database is away,
+all requests go on. An idle process does not ask.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from uploader.runtime.tasks import ended
 __all__ = ["Authority", "Remembered", "Revocations", "Running", "SlowDown", "authority_of_context"]
 
 T = TypeVar("T")
-# Waits where guesses came from; raises TooManyRequests where others wait there already.
+# Delays a caller after wrong guesses from the same address. Raises TooManyRequests if others are waiting there already.
 SlowDown = Callable[[], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-# After so long without a request a process asks no more, and forgets its callers.
+# After this long without a request a process stops asking, and forgets its callers.
 _QUIET_SECONDS = 10.0
 _BATCH = 200
 _MOST_REMEMBERED = 10_000
@@ -47,14 +47,13 @@ def _current_task() -> "asyncio.Task[Any]":
 
 @dataclass(eq=False, slots=True)
 class Running:
-    """A request under way, and the rows that let its caller in: of a token, of an administrator, of a visitor. `error`: why
-    it was ended."""
+    """A running request, and the rows that admitted its caller. `error`: why the request was ended."""
 
     authority: Authority | None = None
     visit: Visit | None = None
     error: UploaderError | None = None
     task: "asyncio.Task[Any]" = field(default_factory=_current_task)
-    # Its task may go on with something else.
+    # True when the request is over; its task may go on with other work.
     has_left: bool = False
 
     def cut(self, error: UploaderError) -> None:
@@ -63,21 +62,21 @@ class Running:
             self.task.cancel()
 
     def check(self) -> None:
-        """Raise the error by which the request was ended, if it was."""
+        """Raise the error that ended the request, if any."""
         if self.error is not None:
             self.task.uncancel()
             raise self.error
 
 
 class Remembered(Generic[T]):
-    """Callers as their rows were when they were read last: for `seconds` after that, or, if `confirmed`, after the last look
-    that found no revocation. Keys that were right once are known for longer, 10,000 of them."""
+    """Callers as their rows were when last read. An entry is valid for `seconds` after that or, if `confirmed`, after
+    the last look that found no revocation. Keys that were once valid are known for longer: 10,000 of them."""
 
     def __init__(self, revocations: "Revocations", seconds: float, *, confirmed: bool = True) -> None:
         self._revocations = revocations
         self._seconds = seconds
         self._confirmed = confirmed
-        # With the generation and the moment of each.
+        # The generation, the moment of reading, and the value.
         self._entries: OrderedDict[str, tuple[int, float, T]] = OrderedDict()
 
     def get(self, key: str) -> T | None:
@@ -91,7 +90,7 @@ class Remembered(Generic[T]):
         return entry[2]
 
     def put(self, key: str, value: T, generation: int) -> None:
-        """Remember what was read in this generation: what was read before a revocation was seen is not valid any more."""
+        """Remember a value that was read in this generation. A value from before a revocation is not valid any more."""
         self._revocations.look_after()
         self._entries[key] = (generation, time.monotonic(), value)
         self._entries.move_to_end(key)
@@ -99,7 +98,7 @@ class Remembered(Generic[T]):
             self._entries.popitem(last=False)
 
     def knows(self, key: str) -> bool:
-        """Return whether a key was right when it was last shown to this process."""
+        """Return whether this process has seen the key as valid, however long ago."""
         return key in self._entries
 
     def drop(self, key: str) -> None:
@@ -113,8 +112,8 @@ class Remembered(Generic[T]):
 class Revocations:
     database: Database
     clock: Clock
-    # Grows when callers that are remembered are not to be believed any more; the moment of the last look that found no
-    # revocation, by the monotonic clock.
+    # `generation` grows when remembered callers become invalid. `confirmed_at` is the moment of the last look that
+    # found no revocation, by the monotonic clock.
     generation: int = field(default=0, init=False)
     confirmed_at: float = field(default=0.0, init=False)
     _number: str | None = field(default=None, init=False)
@@ -127,7 +126,7 @@ class Revocations:
         self._number = await self.database.read(rights.number, brief=True)
 
     def enter(self, running: Running) -> None:
-        """Look after a request, until `leave`."""
+        """Watch over a request, until `leave`."""
         self._running[running] = None
         self.look_after()
 
@@ -136,10 +135,10 @@ class Revocations:
         self._running.pop(running, None)
 
     def look_after(self) -> None:
-        """Go on asking, or begin to."""
+        """Keep asking for revocations, or begin to."""
         self._used_at = time.monotonic()
         if self._watching is None:
-            # In nobody's context: what it costs is not to be the first request's.
+            # In an empty context: the first request must not pay for the looks.
             self._watching = asyncio.get_running_loop().create_task(
                 self._watch(), name="looking for revocations", context=Context()
             )
@@ -148,7 +147,7 @@ class Revocations:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if not self._running and time.monotonic() - self._used_at > _QUIET_SECONDS:
-                self.generation += 1  # nobody would hear what becomes of them
+                self.generation += 1  # from here on nobody notices revocations
                 self._watching = None
                 return
             self._end_expired()
@@ -160,7 +159,7 @@ class Revocations:
                 logger.exception("revocations could not be looked for")
 
     def _end_expired(self) -> None:
-        """End what visitors of links do whose time is over, by the clock of this process."""
+        """End the requests of visitors whose link has expired, by the clock of this process."""
         now = self.clock.now()
         for running in list(self._running):
             if running.visit is not None and running.visit.link.expires_at <= now:
@@ -185,7 +184,7 @@ class Revocations:
         await self._each(tokens, rights.tokens_in_force, self._check_token)
         await self._each(administrators, rights.administrators, self._check_administrator)
         await self._each(sessions, links.visits, self._check_session)
-        # Last: if a row could not be read, the next look looks again.
+        # Last: if a row could not be read, the next look starts over.
         self._number = number
 
     async def _each(
@@ -220,7 +219,7 @@ class Revocations:
             elif (end := visit.link_end(now)) is not None:
                 running.cut(links.gone(end))
             else:
-                running.visit = visit  # which may have another end now
+                running.visit = visit  # the link may have another expiry now
 
     async def close(self) -> None:
         if self._watching is not None:

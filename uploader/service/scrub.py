@@ -1,8 +1,9 @@
-"""Reads contents back from the disk and compares them with their SHA-256: what rotted is marked, or healed from the trash.
+"""Reads contents back from the disk and compares them with their SHA-256. Rotten contents are marked as damaged, or
+healed from the trash.
 
-Once at the word of an administrator, in the order of the SHA-256, going on where the last run ended; and all the time,
-those first that were not read back since they were placed, then those that wait longest. On a disk this also makes the
-checksums that downloads are compared with, where they are lacking.
+An administrator's scrub goes through all contents by SHA-256, from where the last run ended. The background scrub reads
+contents first that were never read back since they were placed, then those read longest ago. On a disk, scrubbing also
+makes missing checksums, which downloads are compared with.
 """
 
 import logging
@@ -29,7 +30,7 @@ from uploader.storage.base import Pace
 logger = logging.getLogger(__name__)
 
 _BATCH = 200
-# At one go, so that what can't be read does not hold up the rest.
+# At a time: many unreadable contents must not hold up the others.
 _REREADS = 20
 _POSITION = "scrub"
 _REMEMBER_INTERVAL_SECONDS = 5.0
@@ -37,7 +38,7 @@ _SAMPLE_SECONDS = 3600.0
 
 
 class RateLimit:
-    """Keeps a stream of reads at a rate of bytes a second; 0 is as fast as the disk."""
+    """Keeps reads at a rate of bytes per second; 0 means as fast as the disk."""
 
     def __init__(self, rate_bytes_per_second: int) -> None:
         self._rate = rate_bytes_per_second
@@ -47,7 +48,7 @@ class RateLimit:
         if not self._rate:
             return
         now = time.monotonic()
-        # What was lost to a slow disk is caught up for a second at most: then the rate is all that it is asked for.
+        # A delay by a slow disk is made up for by at most one second of faster reading.
         self._due = max(self._due, now - 1) + read_bytes / self._rate
         time.sleep(max(0.0, self._due - now))
 
@@ -61,7 +62,7 @@ class ScrubProgress(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Age:
-    """For how many seconds the content that waits longest was not read back."""
+    """The seconds since the longest waiting content was read back or placed."""
 
     seconds: float
     within_goal: bool
@@ -77,15 +78,14 @@ class Scrubbing:
 
     def __post_init__(self) -> None:
         scrub = self.settings.scrub or ("all" if self.settings.storage is None else "sample")
-        # One content is read back now and then, whichever it is, instead of all within the times of the settings.
+        # `sample`: read back a random content now and then, instead of all contents within the times of the settings.
         self._samples = scrub == "sample"
         self._lease = Lease(self.database, self.clock, "scrubber")
         self.progress = ScrubProgress()
 
     async def scrub_due(self, pace: Pace) -> bool:
-        """Read back the contents that are due, one after the other, with those that could not be read before; whether
-        there may be more. Of several workers one does it at a time, or two where one content takes longer than a lease.
-        Raises Unavailable, Stopping."""
+        """Read back the due contents, and contents that could not be read before. Return whether there may be more. One
+        worker does this at a time, or two while a content takes longer than a lease. Raises Unavailable, Stopping."""
         if not await self._lease.take():
             return False
         await self._reread(pace)
@@ -114,13 +114,12 @@ class Scrubbing:
         if now < self._sample_at:
             return
         self._sample_at = now + _SAMPLE_SECONDS
-        # A SHA-256 is as good as a random number: the next one after such a number is any content.
+        # SHA-256 values are evenly spread: the first one after a random number is a random content.
         for blob in await self._blobs(secrets.token_hex(32), 1) or await self._blobs("", 1):
             await self._examine(blob.sha256, pace)
 
     async def _examine(self, sha256: str, pace: Pace) -> Damage | None:
-        """Examine a blob. One that the disk refuses to look at, or whose row is damaged, holds up no other; the
-        reconciler tells of it."""
+        """Examine a blob. An unreadable blob or a damaged row does not hold up the others; the reconciler reports it."""
         try:
             return await self.healing.examine(sha256, pace)
         except (DatabaseDamaged, StorageFailed, StorageFull) as error:
@@ -142,9 +141,8 @@ class Scrubbing:
         return 0.0 if moment is None else (self.clock.now() - moment).total_seconds()
 
     async def scrub(self, pace: Pace, *, restart: bool = False) -> AsyncGenerator[Damage]:
-        """Yield what is damaged, from where the last run ended, or from the first blob on after a whole pass or with
-        `restart`. `pace` is told the bytes of every read, in a thread, and may sleep there. Raises Unavailable,
-        Stopping."""
+        """Yield damaged contents, from where the last run ended. Begin with the first blob after a complete pass, or with
+        `restart`. `pace` gets the bytes of each read, in a thread, and may sleep there. Raises Unavailable, Stopping."""
         interrupted = None if restart else await self.database.read(meta.kept, _POSITION, ScrubProgress)
         self.progress = interrupted or ScrubProgress()
         remembered_at = self.clock.monotonic()

@@ -1,8 +1,8 @@
-"""The secret of the installation as a node has it: from its settings, or from the file `secret` in its data directory, which
-the first start makes. It is in no database and in no backup, unless somebody asks for that.
+"""The secret of the installation on a node: from the settings, or from the file `secret` in the data directory, which
+the first start makes. The secret is in no database, and in a backup only on request.
 
-A database knows its secret again by a value that is derived from it, so no node starts with another one. Whoever loses the
-secret, or replaces it, ends what is signed with it.
+A database recognises its secret by a value derived from the secret, so a node with another secret does not start.
+Losing or replacing the secret ends all links and URLs signed with the old one.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _REPLACE = "to end all links and signed URLs, stop all servers and run `uploader
 
 @dataclass(eq=False, repr=False)
 class InstallationSecret:
-    """`given`: by the settings; `former`: the setting with which versions before 0.3.0 signed."""
+    """`given`: the secret of the settings. `former`: the setting with which versions before 0.3.0 signed."""
 
     database: Database
     data: Path
@@ -53,20 +53,19 @@ class InstallationSecret:
 
     @property
     def former_in_force(self) -> Former | None:
-        """Return the secret with which versions before 0.3.0 signed, for as long as their URLs are good."""
+        """Return the secret with which versions before 0.3.0 signed, while URLs signed by it are valid."""
         found = self._former
         return found if found is not None and self.clock.now() < found.until else None
 
     # At a start
 
     async def obtain(self) -> Secret:
-        """Return the secret; the first start makes it. Raises ConfigurationError where the database belongs to one that is
-        not here, Unavailable."""
+        """Return the secret; the first start makes it. Raises ConfigurationError if the secret is lost, Unavailable."""
         found = await asyncio.to_thread(self._found)
         if found is not None:
             return found
         if await migrate.current_revision(self.database) and await self.database.read(meta.fact, kept.CHECK):
-            # The file comes before the value: another process may have made both meanwhile.
+            # Look once more: another process writes the file before the value, and may have made both meanwhile.
             if (found := await asyncio.to_thread(self._found)) is not None:
                 return found
             raise ConfigurationError(
@@ -76,8 +75,8 @@ class InstallationSecret:
         return await self.obtain_anew()
 
     async def obtain_anew(self, copy: Path | None = None) -> Secret:
-        """Return the secret, or one that is made now, for a database that may belong to another one. `copy`: a file that may
-        have it. Raises ConfigurationError."""
+        """Return the secret, or make a new one, for a database that may belong to another secret. `copy`: a file that
+        may hold the secret. Raises ConfigurationError."""
         return await asyncio.to_thread(self._made, copy)
 
     def _made(self, copy: Path | None) -> Secret:
@@ -97,8 +96,8 @@ class InstallationSecret:
         return Secret(_read(self.path), self.former) if self.path.exists() else None
 
     async def begin(self, *, protects: bool = False) -> None:
-        """Read the secret, and compare it with that of the database. `protects`: what nodes of earlier versions have written
-        meanwhile is encrypted. Raises ConfigurationError, Unavailable."""
+        """Read the secret, and compare it with the database. `protects`: encrypt what nodes of earlier versions have
+        written meanwhile. Raises ConfigurationError, Unavailable."""
         secret = await self.obtain()
         try:
             await self.database.transact(kept.belong, secret)
@@ -117,13 +116,13 @@ class InstallationSecret:
             raise ConfigurationError(kept.OTHER)
 
     async def forget_former(self) -> None:
-        """Forget the former secret once nothing that it signed is good any more."""
+        """Forget the former secret when everything signed with it has expired."""
         if self._former is not None and self.former_in_force is None:
             await self.database.transact(kept.forget_former)
             self._former = None
 
     async def diagnoses(self) -> list[Diagnosis]:
-        """Say what is wrong with it, and change nothing. Raises Unavailable."""
+        """Report problems of the secret; change nothing. Raises Unavailable."""
         stored = await self.database.read(meta.fact, kept.CHECK)
         found = []
         if self.former is not None:
@@ -147,8 +146,8 @@ class InstallationSecret:
     # By hand
 
     async def settle(self, secret: Secret, database: Database | None = None) -> int | None:
-        """Let a database that was restored or adopted, by default that of the settings, belong to this secret. Return how
-        many links have ended; None: it belonged to no other one."""
+        """Make a restored or adopted database belong to this secret; by default the database of the settings. Return
+        how many links ended; None if the database did not belong to another secret."""
         database = database or self.database
         stored = await database.read(meta.fact, kept.CHECK)
         if stored is None:
@@ -160,8 +159,7 @@ class InstallationSecret:
         )
 
     async def adopt(self) -> int | None:
-        """Let the database belong to the secret that is here, or else to a new one. Returns as `settle`. Raises
-        ConfigurationError, Unavailable."""
+        """Settle the database on the node's secret, or on a new one, as `settle`. Raises ConfigurationError, Unavailable."""
         return await self.settle(await self.obtain_anew())
 
 
@@ -170,7 +168,7 @@ async def _protect(connection: Connection, secret: Secret, after: bytes) -> byte
 
 
 def _read(path: Path) -> str:
-    """Raises ConfigurationError: what is damaged is not made anew, or all links would end."""
+    """Raises ConfigurationError: a damaged secret is not made anew, because that would end all links."""
     try:
         with path.open("rb") as file:
             raw = file.read(_MAX_FILE_BYTES)
@@ -189,8 +187,8 @@ def _read(path: Path) -> str:
 
 
 def write_secret(path: Path, content: str) -> None:
-    """Write a file whole or not at all, durably, for its owner alone to read. Of two that write at once, the first one's
-    stands."""
+    """Write a file whole or not at all, durably, readable by its owner alone. If the file exists, it stays: of two
+    writers, the first one wins."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -1,7 +1,7 @@
-"""Signed URLs: what they open, they open for a while and without a token.
+"""Signed URLs: open a file or an archive for a while, without a token.
 
-Nothing is kept of them: they are signed by a key of the installation's secret. Those that versions before 0.3.0 made are
-good until they expire, for at most 30 days after the upgrade. Refuses to know how a request carries them.
+No URL is stored: the signature comes from a key of the installation's secret. URLs of versions before 0.3.0 are valid
+until they expire, at most 30 days after the upgrade. This module does not know how a request carries a URL.
 """
 
 import base64
@@ -19,14 +19,14 @@ from uploader.errors import Unauthenticated
 from uploader.runtime.clock import Clock
 from uploader.service.secret import InstallationSecret
 
-# Of a URL whose maker does not say: it is followed at once.
+# For a URL without a lifetime, which is followed at once.
 _ORDINARY_LIFETIME_SECONDS = 300.0
-# Of a user's id in a query: what it begins with (before 0.3.0: without the second), and of how many bytes it is made a
-# multiple.
+# A covered user id in a query: the prefix (before 0.3.0 the second one), the length of the nonce, and the multiple of
+# bytes for the padding.
 _COVERED, _FORMER_COVERED, _NONCE_BYTES, _PADDED_BYTES = "~~", "~", 16, 32
 _SECONDS = re.compile(r"[0-9]{1,12}", re.ASCII)
 
-# What a URL opens, as words of which none is taken for a part of another.
+# What a URL opens. The words are signed separately, so no word can pass for a part of another.
 Subject = tuple[str, ...]
 
 
@@ -39,12 +39,12 @@ def selection_subject(digest: str) -> Subject:
 
 
 def deleted_subject(file_id: str) -> Subject:
-    """Return the subject of a URL of a deleted file, which keeps its id: a URL that was shared does not outlive it."""
+    """Return the subject for a deleted file: with the subject of a file, URLs shared earlier would open it."""
     return ("deleted", file_id)
 
 
 def visit_subject(session_id: str, file_id: str | None, kind: str, prefix: str) -> Subject:
-    """Return the subject of a URL that a visitor makes: of a file, or of an archive of what begins so."""
+    """Return the subject of a URL made by a visitor: for a file, or for an archive of all names with this prefix."""
     return ("visit", session_id, *(("archive", kind, prefix) if file_id is None else ("file", file_id)))
 
 
@@ -56,7 +56,7 @@ class SignedUrls:
     lifetime_seconds: float
 
     def make(self, user_id: str, subject: Subject, lifetime_seconds: int | None = None) -> tuple[str, datetime]:
-        """Make the query of a signed URL, and say until when it works."""
+        """Make the query of a signed URL. Return the query, and until when it works."""
         asked = _ORDINARY_LIFETIME_SECONDS if lifetime_seconds is None else lifetime_seconds
         lifetime = min(self.lifetime_seconds, asked)
         end = int((self.clock.now() + timedelta(seconds=lifetime)).timestamp())
@@ -65,14 +65,14 @@ class SignedUrls:
         return query, datetime.fromtimestamp(end, UTC)
 
     def make_for(self, visit: Visit, subject: Subject, lifetime_seconds: int) -> str:
-        """Make the query of a signed URL for the browser of a visitor, in which its owner is not named."""
+        """Make the query of a signed URL for a visitor's browser. The query does not name the owner."""
         end = str(int((self.clock.now() + timedelta(seconds=lifetime_seconds)).timestamp()))
         signature = self._sign(visit.link.user_id, subject, end)
         return urlencode({"visitor": visit.session_id, "expires": end, "signature": signature})
 
     def user_in(self, told: str) -> str:
-        """Return the user whom a query tells: whoever has a URL is not told who made it. Versions before had the id itself,
-        or covered it with their secret."""
+        """Return the user of a query. The id is covered, to hide the user from people with the URL. Versions before
+        0.3.0 wrote the id itself, or covered it with their secret."""
         former = self.secret.former_in_force
         if told.startswith(_COVERED):
             return _uncovered(self.secret.value.key(Use.OWNER_COVER), told, _COVERED)
@@ -82,12 +82,12 @@ class SignedUrls:
 
     def _cover_user(self, user_id: str) -> str:
         nonce, raw = secrets.token_bytes(_NONCE_BYTES), user_id.encode()
-        padded = raw.ljust(-(-len(raw) // _PADDED_BYTES) * _PADDED_BYTES, b"\0")  # which no id has
+        padded = raw.ljust(-(-len(raw) // _PADDED_BYTES) * _PADDED_BYTES, b"\0")  # no id ends with zero bytes
         covered = nonce + _cover(self.secret.value.key(Use.OWNER_COVER), nonce, padded)
         return _COVERED + base64.b64encode(covered, altchars=b"-_").decode()
 
     def check(self, user_id: str, subject: Subject, expires: str, signature: str) -> None:
-        """Raises Unauthenticated for a URL that was not made here, for something else, or that has expired."""
+        """Raises Unauthenticated for a URL that was not made here, was made for something else, or has expired."""
         end = int(expires) if _SECONDS.fullmatch(expires) else None
         is_signed = _same(self._sign(user_id, subject, expires), signature)
         if end is None or not (is_signed or self._is_of_former(user_id, subject, expires, signature)):
@@ -99,8 +99,8 @@ class SignedUrls:
         return self.secret.value.sign(Use.SIGNED_URL, user_id, *subject, expires)
 
     def _is_of_former(self, user_id: str, subject: Subject, expires: str, signature: str) -> bool:
-        """Tell of a URL that a version before 0.3.0 signed, by lines, so that no part may have a line feed. Those of
-        visitors worked for a minute, and are good no more."""
+        """Return whether a version before 0.3.0 signed a URL. These signatures join lines, so no part may contain a
+        line feed. URLs of visitors worked for a minute, and are not valid any more."""
         former = self.secret.former_in_force
         if former is None or subject[0] == "visit":
             return False
@@ -117,13 +117,13 @@ def _same(expected: str, signature: str) -> bool:
 
 
 def _cover(key: bytes, nonce: bytes, text: bytes) -> bytes:
-    """Cover a text, or uncover it. That nobody has changed it, the signature tells."""
+    """Cover or uncover a text. The signature protects the text against changes."""
     stream = hashlib.shake_256(key + nonce).digest(len(text))
     return bytes(one ^ other for one, other in zip(text, stream, strict=True))
 
 
 def _uncovered(key: bytes, told: str, begin: str) -> str:
-    """Return what was told where it can't be uncovered."""
+    """Uncover a text. Return `told` itself if this fails."""
     try:
         raw = base64.b64decode(told[len(begin) :], altchars=b"-_", validate=True)
         return _cover(key, raw[:_NONCE_BYTES], raw[_NONCE_BYTES:]).rstrip(b"\0").decode()

@@ -1,4 +1,4 @@
-"""The use cases of an upload as a whole: find it, say where it stands, merge it, cancel it. Knows nothing of HTTP."""
+"""The use cases of an upload as a whole: find, report the state, merge, cancel. Knows nothing of HTTP."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ from uploader.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
-# How often a call is tried again when others close or open the same upload meanwhile.
+# How often a call is repeated when other requests close or open the same upload meanwhile.
 ATTEMPTS = 5
 PAUSE_SECONDS = 0.02
 
@@ -42,8 +42,8 @@ class Uploads:
     # Finding
 
     async def find(self, target: Target, *, newest_file: bool = False) -> Upload | Complete:
-        """Return the open upload that is meant, or the file it became. `newest_file`: of an MD5 the newest file, whatever
-        became of an upload before. Raises UploadNotFound, UploadGone."""
+        """Return the open upload, or the file that it became. `newest_file`: for an MD5 return the newest file,
+        whatever became of earlier uploads. Raises UploadNotFound, UploadGone."""
         if target.md5 is None:
             upload = await self.known(target)
             return upload if upload.state is State.OPEN else await self.ended(upload)
@@ -56,13 +56,13 @@ class Uploads:
         raise UploadGone("This MD5 has another upload now.", reason="unknown")
 
     async def by_md5(self, caller: Caller, md5: str | None) -> Upload | None:
-        """Return the open upload of which this was told; None also where there is no MD5 to ask for."""
+        """Return the open upload with this MD5; None without an MD5."""
         if md5 is None:
             return None
         return await self.database.read(queries.open_upload_by_md5, caller, md5, brief=True)
 
     async def known(self, target: Target) -> Upload:
-        """Return an upload as its row has it, also one that is closed. Raises UploadNotFound."""
+        """Return an upload as its row says, open or closed. Raises UploadNotFound."""
         upload = await self._by_id(target)
         if upload is None:
             raise UploadNotFound()
@@ -72,9 +72,9 @@ class Uploads:
         await self.database.transact(transactions.uploads.forget_metadata, target.upload_id or "")
 
     async def forget(self, target: Target) -> None:
-        """Let nothing be known any more of an upload that became a file, which stays. Raises UploadNotFound."""
+        """Forget an upload that became a file; the file stays. Raises UploadNotFound."""
         upload = await self.known(target)
-        await self.closers.tidy(upload.id)  # without the row nobody could tell whose bytes these are
+        await self.closers.tidy(upload.id)  # first: without the row, nobody knows whose bytes these are
         await self.database.transact(transactions.uploads.purge_uploads, [upload.id])
 
     async def _by_id(self, target: Target) -> Upload | None:
@@ -97,7 +97,7 @@ class Uploads:
             raise UploadNotFound()
         file, refused = sent
         if upload is not None:
-            # A retry hears of the upload that it is about, also where the caller has older files of this content.
+            # A repeated request gets the result of its own upload, even if the caller has older files of this content.
             is_its_result = upload.closed_at is not None and file.created_at <= upload.closed_at
             is_newest_refused = upload.is_refused and (upload.file_id or "") > file.id
             if is_newest_refused or (is_its_result and not newest_file):
@@ -110,8 +110,8 @@ class Uploads:
         return self.clock.now() - timedelta(seconds=self.settings.closed_retention_seconds)
 
     async def ended(self, upload: Upload) -> Complete:
-        """Find what a closed upload became. Raises UploadGone, or UploadNotFound if its file was deleted or it is long
-        ago."""
+        """Return the file that a closed upload became. Raises UploadGone, or UploadNotFound if the file was deleted or
+        the upload was closed too long ago."""
         if upload.closed_at is None or upload.closed_at <= self._closed_uploads_are_known_since():
             raise UploadNotFound()
         if upload.state is not State.DONE:
@@ -126,7 +126,7 @@ class Uploads:
     # Asking
 
     async def status(self, target: Target) -> UploadStatus | Complete:
-        """Find the state of an upload. Raises UploadNotFound, UploadGone, Unavailable."""
+        """Return the state of an upload. Raises UploadNotFound, UploadGone, Unavailable."""
         for _ in range(ATTEMPTS):
             try:
                 match await self.find(target, newest_file=True):
@@ -135,13 +135,13 @@ class Uploads:
                     case complete:
                         return complete
             except (Gone, NotOpen):
-                await asyncio.sleep(PAUSE_SECONDS)  # it was closed between the two looks
+                await asyncio.sleep(PAUSE_SECONDS)  # the upload was closed between the two looks
         raise Unavailable("The bytes of this upload can't be found.")
 
     async def status_of(self, upload: Upload) -> UploadStatus:
         chunk_map = await self.closers.read_map(upload)
         await self._compare_with_redis(upload, chunk_map)
-        reserved = chunk_count(upload.size, upload.chunk_size)  # less than may come, while the length is not known
+        reserved = chunk_count(upload.size, upload.chunk_size)  # more may come while the length is unknown
         return UploadStatus(
             upload=upload,
             merging=chunk_map.complete and not upload.is_part,
@@ -152,16 +152,16 @@ class Uploads:
         )
 
     async def era(self, upload_id: str) -> str:
-        """Empty if Redis is away."""
+        """Return the era of Redis; an empty text while Redis is away."""
         try:
             return (await self.pending.read(upload_id)).era
         except Unavailable:
             return ""
 
     async def begun(self, upload: Upload, era: str, made_at: float) -> UploadStatus:
-        """Make the state of an upload that was just opened, after `era` was read, without a look at its bytes."""
+        """Return the state of a new upload, without reading its bytes. `era`: read before the opening."""
         if era and not upload.is_part:
-            with suppress(Unavailable):  # it is made known by the first chunk
+            with suppress(Unavailable):  # the first chunk will introduce the upload
                 await self.pending.introduce(upload, era=era)
         return UploadStatus(
             upload=upload,
@@ -178,7 +178,7 @@ class Uploads:
         return written + timedelta(seconds=self.settings.upload_expiry_seconds)
 
     async def _compare_with_redis(self, upload: Upload, stored: PresentChunks) -> None:
-        """Hydrate where Redis does not know, or knows something else than the disk. Without Redis the disk alone answers."""
+        """Hydrate an upload that Redis lacks, or knows differently than the disk. Without Redis the disk answers."""
         try:
             known = await self.pending.read(upload.id)
             differs = known.received != stored.received_bytes or (known.state == "open" and stored.complete)
@@ -188,8 +188,7 @@ class Uploads:
             return
 
     async def list_open(self, caller: Caller) -> list[UploadStatus]:
-        """Return open uploads, the newest first, without those whose own bytes can't be asked for now. Raises
-        Unavailable."""
+        """Return open uploads, newest first, without those whose bytes can't be read now. Raises Unavailable."""
         uploads = await self.database.read(queries.open_uploads, caller)
         statuses = []
         for upload in uploads:
@@ -205,7 +204,7 @@ class Uploads:
         return statuses
 
     async def states(self, caller: Caller, md5s: list[str]) -> dict[str, str]:
-        """Return for each MD5 `complete`, `held`, `uploading`, `merging` or `absent`, of the caller's own."""
+        """Return for each MD5 the state of the caller's own: `complete`, `held`, `uploading`, `merging` or `absent`."""
 
         async def look(connection: Connection) -> tuple[list[queries.Blob], dict[str, Upload], set[str]]:
             blobs = await queries.contents_by_md5(connection, caller, md5s)
@@ -215,7 +214,7 @@ class Uploads:
         blobs, open_uploads, held = await self.database.read(look)
         sizes = await self.storage.blob_sizes([blob.sha256 for blob in blobs])
         finished = {blob.md5 for blob, size in zip(blobs, sizes, strict=True) if size == blob.size}
-        if caller.session:  # of which a visitor is not told
+        if caller.session:  # a visitor does not learn of gates
             finished, held = finished | held, set()
         states = {}
         for md5 in md5s:
@@ -241,7 +240,7 @@ class Uploads:
     # Merging
 
     async def merge(self, target: Target) -> StillMerging | Complete:
-        """Merge again, for a client that lost the answer. Raises ChunksMissing and as the merge does."""
+        """Merge again, for a client that lost the answer. Raises ChunksMissing, and as the merge does."""
         match await self.find(target):
             case Upload(is_part=True):
                 raise Forbidden("This upload is a part: it is merged with its whole.")
@@ -251,14 +250,14 @@ class Uploads:
                 return complete
 
     async def merge_now(self, upload: Upload) -> StillMerging | Complete:
-        """Merge while a request waits: a file is `created` by that, or came otherwise. Raises as the merge does."""
+        """Merge while the request waits. The file is `created` if this merge made it. Raises as the merge does."""
         complete = await self.merging.wait(upload.id)
         if complete is not None:
             return complete
         try:
             return StillMerging(await self.status_of(upload))
         except (Gone, NotOpen):
-            return await self.merging.finish(upload.id)  # it is closed: only what became of it is left to be read
+            return await self.merging.finish(upload.id)  # the upload is closed: `finish` only reads the outcome
 
     def begin_merge(self, upload: Upload) -> None:
         self.merging.start(upload.id)
@@ -266,7 +265,7 @@ class Uploads:
     # Cancelling
 
     async def cancel(self, target: Target, reason: Reason = Reason.CANCELLED) -> None:
-        """End an open upload without a file, also while it merges. Raises UploadNotFound, UploadGone."""
+        """End an open upload without a file, even during its merge. Raises UploadNotFound, UploadGone."""
         if target.upload_id is None:
             upload = await self.by_md5(target.caller, target.md5)
             if upload is None:
@@ -277,7 +276,7 @@ class Uploads:
             await self.closers.close(upload, reason)
         except NotOpen as error:
             if target.upload_id is not None:
-                await self.find(target)  # says why it is gone
+                await self.find(target)  # raises the reason why the upload is gone
             raise UploadNotFound() from error
 
     async def _find_open(self, target: Target) -> Upload:
@@ -288,8 +287,8 @@ class Uploads:
                 raise UploadNotFound()
 
     async def expire(self, upload_id: str, idle_seconds: float) -> None:
-        """Expire anybody's open upload now; with `idle_seconds`, unless something arrived since, looked at under its
-        locks. Raises UploadNotFound, UploadGone, UploadActive, Unavailable."""
+        """Expire an open upload of any user now. With `idle_seconds`, keep an upload that received bytes in the
+        meantime; the check happens under the locks. Raises UploadNotFound, UploadGone, UploadActive, Unavailable."""
         upload = await self.database.read(queries.upload_by_id, upload_id, brief=True)
         if upload is None:
             raise UploadNotFound()

@@ -1,7 +1,7 @@
-"""Restores deleted content where a row names it again, and removes it for good when it is old or the disk is short.
+"""Restores bytes from the trash that a row names again, and removes old bytes for good, or more when the disk is short.
 
-Under the lock of a content's row it is looked whether its bytes are needed here: those of a dump that was restored, of a
-blob that went bad, of an upload that is open.
+Under the lock of the content's row, a removal checks whether the bytes are still needed: by a restored dump, by a
+damaged blob, or by an open upload.
 """
 
 import logging
@@ -40,7 +40,7 @@ class Purged:
 
 @dataclass(eq=False, repr=False)
 class TrashKeeping:
-    """Several at once are safe: each entry is looked at under its row's lock, and removed only as it was found."""
+    """The trash of the store. Entries are checked under their rows' locks, so several may run at once."""
 
     database: Database
     storage: Store
@@ -51,14 +51,14 @@ class TrashKeeping:
     retention_seconds: float
 
     async def entries(self) -> list[Found]:
-        """Return all that is there, the oldest first."""
+        """Return all entries, oldest first."""
         found = [each async for batch in self.storage.list_trash() for each in batch]
         return sorted(found, key=lambda each: each.changed_at)
 
     # Back
 
     async def restore_named(self) -> int:
-        """Put back what a row names and the store lacks; returns how many. Raises Unavailable, Stopping."""
+        """Put back bytes that a row names and the store lacks. Return how many. Raises Unavailable, Stopping."""
         restored = 0
         async for batch in self.storage.list_trash():
             for sha256 in await self._lacking([found for found in batch if found.is_blob]):
@@ -69,7 +69,7 @@ class TrashKeeping:
         return restored
 
     async def _patiently(self, name: str, moving: Awaitable[bool]) -> bool:
-        """Pass over one that the disk refuses: it must not hold up the others."""
+        """Skip an entry that the disk refuses, which must not hold up the others."""
         try:
             return await moving
         except (StorageFailed, StorageFull) as error:
@@ -79,8 +79,8 @@ class TrashKeeping:
             return False
 
     async def _lacking(self, copies: list[Found]) -> set[str]:
-        """Return the contents of these whose row has refs, and that are not sound or not there; unless that is known,
-        and the copy was there when it was found out: then it is as bad."""
+        """Return the contents in use that are damaged or missing in the store. Leave out a content whose copy was
+        already in the trash when the damage was found: then the copy is as bad."""
         sha256s = sorted({copy.name for copy in copies})
         rows = await self.database.read(queries.blobs_by_sha256, sha256s)
         wanted = [blob for blob in rows.values() if blob.refs]
@@ -93,19 +93,19 @@ class TrashKeeping:
         return {copy.name for copy in copies if copy.name in lacking and not _was_tried(copy, lacking[copy.name])}
 
     async def restore(self, name: str) -> bool:
-        """Put a content or an upload back, if a row names it and the store lacks it; whether that was done."""
+        """Put a content or an upload back, if a row names it and the store lacks it. Return whether this was done."""
         for found in await self.entries():
             if found.name == name:
                 return await (self.restore_blob(name) if found.is_blob else self.restore_upload(found))
         return False
 
     async def restore_blob(self, sha256: str) -> bool:
-        """Heal a content that a row names by a copy that is here; whether that was done."""
+        """Heal a content that a row names from a copy in the trash. Return whether this was done."""
         damage = await self.healing.examine(sha256)
         return damage is not None and damage.healed
 
     async def restore_upload(self, found: Found) -> bool:
-        """Put the bytes of an upload back if it is open and has none; whether that was done."""
+        """Put the bytes of an open upload back, if it has none. Return whether this was done."""
         row = await self.database.read(queries.upload_by_id, found.name)
         if row is None or not await self._is_wanted(row):
             return False
@@ -130,7 +130,7 @@ class TrashKeeping:
         return purged
 
     async def make_room(self, disk_bytes: int) -> Purged:
-        """Remove so much for good: first what is in nobody's trash, then the oldest of whoever has most bytes there."""
+        """Free at least `disk_bytes`: first entries in no user's trash, then the oldest of the user with most bytes."""
         purged = Purged()
         async with aclosing(self._giving_way()) as giving_way:
             async for found in giving_way:
@@ -145,7 +145,7 @@ class TrashKeeping:
         return purged
 
     async def _giving_way(self) -> AsyncGenerator[Found]:
-        """Yield all that is there, in the order in which it gives way."""
+        """Yield all entries, in the order in which they give way."""
         copies: dict[str, list[Found]] = defaultdict(list)
         for found in await self.entries():
             copies[found.name].append(found)
@@ -156,7 +156,7 @@ class TrashKeeping:
         for name in [name for name in copies if name not in named]:
             for found in copies.pop(name):
                 yield found
-        # By bytes, the most first; of each user the place up to which files have given way.
+        # Users by bytes, most first, and for each user the position up to which files have given way.
         users = [(-held, user_id) for user_id, held in (await self.database.read(trash.bytes_by_user)).items()]
         heapify(users)
         after: dict[str, tuple[datetime, str]] = {}
@@ -182,7 +182,7 @@ class TrashKeeping:
         return purged
 
     async def _unneeded(self, batch: list[Found], came_before: datetime) -> list[Found]:
-        """Return what came before a moment; but of a content that somebody deleted later the last copy stays."""
+        """Return the entries that came before a moment. Keep the last copy of a content that a user deleted later."""
         old = [found for found in batch if found.changed_at <= came_before.timestamp()]
         contents = sorted({found.name for found in old if found.is_blob})
         named = await self.database.read(trash.named_since, contents, came_before) if contents else set()
@@ -211,7 +211,7 @@ class TrashKeeping:
             now = self.clock.now()
             gone = await self.database.transact(transactions.files.with_blob_locked, found.name, purge, now, alone=True)
         except Duplicate:
-            return False  # it has a row by now: the next look asks it
+            return False  # the blob has a row by now: the next look will check it
         crash_point("trash.after_purge")
         return gone
 

@@ -1,6 +1,5 @@
-"""The use cases of files that come whole, one in a request, or many: of those, groups share their syncs and a transaction,
-while the next group arrives.
-"""
+"""The use cases of whole files, alone or many in a request. Many files are stored in groups, which share their syncs
+and a transaction, while the next group arrives."""
 
 import asyncio
 from collections import deque
@@ -48,10 +47,10 @@ Outcome = Complete | UploaderError
 
 @dataclass(eq=False, repr=False)
 class Storing:
-    """Makes files of contents that came whole: what is sure to be refused is refused, the bytes are made durable, and
-    one transaction makes the files. No upload is opened for them, and nothing is asked of Redis."""
+    """Makes files of contents that came whole: refuses early, makes the bytes durable, and makes the files in one
+    transaction. Opens no upload, and asks Redis nothing."""
 
-    # `max_bytes`: of one file; it is received as a chunk is.
+    # `max_bytes`: the largest file, received in memory or spooled like a chunk.
     database: Database
     storage: BlobBytes
     closers: Closers
@@ -67,8 +66,8 @@ class Storing:
     # Before
 
     async def refuse_early(self, new: NewFile, size: int) -> None:
-        """Refuse what is sure to be refused before anything is written; the transaction decides. Raises FileTooLarge,
-        NameTaken, QuotaExceeded, TooManyFiles, StorageFull."""
+        """Refuse a file that can't be stored, before anything is written. The transaction decides again. Raises
+        FileTooLarge, NameTaken, QuotaExceeded, TooManyFiles, StorageFull."""
         if size > self.max_bytes:
             raise FileTooLarge(limit=self.max_bytes)
         if new.caller.session:
@@ -85,7 +84,7 @@ class Storing:
         return lacking == 0 or len(await self.database.read(queries.left_folders, user_id, lacking)) == lacking
 
     async def has_room(self, user_id: str, files: int, size: int) -> bool:
-        """Return whether so many files fit, of this size together."""
+        """Return whether `files` files fit, with `size` bytes together."""
         if not await self._fit(user_id, files, size):
             return False
         try:
@@ -97,7 +96,7 @@ class Storing:
     # Storing
 
     async def store(self, files: Sequence[NewFile], bodies: Sequence[Body]) -> list[Outcome]:
-        """Store what is as it was claimed to be, and allowed, durably. Raises Unavailable."""
+        """Store, durably, the files that match their claims and are allowed. Raises Unavailable."""
         if not self.pre_create_hook.is_on:
             return await self._store(files, bodies)
         asked = await all_or_none(map(self._asked, files, bodies))
@@ -142,7 +141,7 @@ class Storing:
             try:
                 verdicts = await self.database.transact(add)
             except (Duplicate, BlobLost):
-                await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster
+                await asyncio.sleep(PAUSE_SECONDS)  # another request was faster
                 continue
             crash_point("whole.after_commit")
             return [
@@ -152,7 +151,7 @@ class Storing:
         raise Unavailable("Files of these names are changing too fast; try again.")
 
     async def _make_closing(self, new: NewFile, arrival: Arrival) -> Outcome:
-        """Make a file whose MD5 has an open upload; if that is of the same content, it is closed."""
+        """Make a file whose MD5 has an open upload. If the upload is of the same content, close it."""
         sha256 = arrival.sha256_of_bytes
         place = self.database.in_thread(lambda: self.storage.place_arrivals([arrival]).get(sha256))
         for _ in range(ATTEMPTS):
@@ -188,17 +187,16 @@ class Storing:
 
 
 async def _usage(connection: Connection, user_id: str, more_files: int, max_files: int) -> Usage | None:
-    """Return the account of a user as far as so many more files find it."""
+    """Return the account of a user, without deleted files that would give way to `more_files`."""
     usage = await queries.usage(connection, user_id)
     return None if usage is None else await trash.without_spare(connection, usage, more_files, max_files)
 
 
 async def _refuse(connection: Connection, new: NewFile, size: int, max_files: int) -> None:
-    """Raises NameTaken, QuotaExceeded, TooManyFiles, unless this may be a file that is there already, or takes the place
-    of others."""
+    """Raises NameTaken, QuotaExceeded, TooManyFiles, unless the file may exist already, or replace others."""
     names = transactions.names.Names(connection, new.caller.user_id)
     of_name = []
-    if not new.caller.session:  # whose names are below their link's folder, and never refused
+    if not new.caller.session:  # a visitor's names lie below the folder of the link, and are never refused
         await names.read([new.name])
         of_name = names.standing([new.name])
         if new.md5 is not None and not of_name and gates(connection):
@@ -227,7 +225,7 @@ async def _refuse(connection: Connection, new: NewFile, size: int, max_files: in
 
 
 async def _may_have_a_number(connection: Connection, new: NewFile, size: int) -> bool:
-    """Tell whether the same content may be there already, under a number of the name."""
+    """Return whether the same content may exist already, under a numbered name."""
     if new.md5 is None:
         return True
     return await queries.newest_file(connection, new.caller, new.md5, size=size) is not None
@@ -247,15 +245,15 @@ def _count(outcome: Outcome, length_bytes: int) -> None:
         QUOTA_REFUSALS.inc()
 
 
-# Of one group. So many bytes that a sync of them takes longer than all else.
+# Limits of one group. Syncing that many bytes takes longer than all other work.
 _GROUP_FILES = 200
 _GROUP_BYTES = 8 << 20
-# How long a group that is not full waits for more.
+# How long an incomplete group waits for more.
 _PATIENCE_SECONDS = 1.0
-# Outcomes that are held until those before them are known: of two groups, and of what was refused between their files.
+# Outcomes held back until the earlier ones are known: of two groups, and of refused files between theirs.
 _MOST_UNTOLD = 3 * _GROUP_FILES
 
-# One of many: what is said of it, and its bytes; or why it is none.
+# A file of many: the facts and the bytes, or the reason for having no file.
 Entry = tuple[NewFile, Body] | UploaderError
 
 
@@ -265,7 +263,7 @@ class WholeSource(Protocol):
         """The length that the client has told; None if it has not."""
 
     async def receive_up_to(self, caller: Caller, limit_bytes: int) -> Body:
-        """Receive it whole. Raises FileTooLarge, ChunkLengthMismatch, BodyTimeout, StorageFull."""
+        """Receive the whole body. Raises FileTooLarge, ChunkLengthMismatch, BodyTimeout, StorageFull."""
 
 
 @dataclass(slots=True)
@@ -284,8 +282,7 @@ class _Group:
         self.bytes += body.length
 
     def takes(self, new: NewFile, body: Body) -> bool:
-        """Return whether one more still belongs to it. One name is in it once, so that files of one name come in their
-        order."""
+        """Return whether one more file fits. A group has each name once, to keep files of the same name in order."""
         if not self.files:
             return True
         if new.name in self.names:
@@ -299,11 +296,11 @@ class _Group:
 
 
 class _Groups:
-    """The files of one request: a group is stored while the next one gathers."""
+    """The files of one request. While a group is stored, the next group gathers."""
 
     def __init__(self, store: Callable[[_Group], Awaitable[list[Outcome]]]) -> None:
         self._store = store
-        # Of the files from this place on; those before have been told.
+        # Outcomes of the files from position `_told` on; earlier ones have been told.
         self._told = 0
         self._outcomes: deque[Outcome | None] = deque()
         self._group = _Group()
@@ -317,7 +314,7 @@ class _Groups:
             await self._store_all()
 
     async def add(self, new: NewFile, body: Body) -> None:
-        """Raises what storing an earlier group raises; the body is taken over all the same."""
+        """Take a file and its body. Raises what storing an earlier group raises; the body is taken over all the same."""
         full = not self._group.takes(new, body)
         if full:
             self._waits_no_longer()
@@ -326,7 +323,7 @@ class _Groups:
         self._outcomes.append(None)
         if full:
             await self._store_next(full_group)
-        if len(self._group.files) == 1:  # not before: it would come before the one that is full
+        if len(self._group.files) == 1:  # not earlier: the timer must not store this group before the full one
             self._timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._store_early)
 
     async def end(self) -> None:
@@ -338,7 +335,7 @@ class _Groups:
                 await self._storing
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Return those that are known by now and were not told, up to the first that is not known."""
+        """Yield the known outcomes that were not told yet, up to the first unknown one."""
         while self._outcomes and (outcome := self._outcomes[0]) is not None:
             self._outcomes.popleft()
             self._told += 1
@@ -364,11 +361,11 @@ class _Groups:
         self._storing = asyncio.create_task(self._store_and_close(group), name="store a group of files")
 
     def _store_early(self) -> None:
-        """Nobody who is slow holds memory for long."""
+        """Store an incomplete group after a while, because a slow client must not hold memory for long."""
         if self._storing is not None and not self._storing.done():
             self._timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._store_early)
             return
-        if self._storing is None or self._storing.exception() is None:  # else who adds the next one is told
+        if self._storing is None or self._storing.exception() is None:  # otherwise `add` raises the error
             group, self._group = self._group, _Group()
             self._begin(group)
 
@@ -391,8 +388,8 @@ class WholeFiles:
     concurrency: ConcurrentBodies
 
     async def receive(self, new: NewFile, source: WholeSource, claims: ClaimedDigests) -> Complete:
-        """Raises FileTooLarge, QuotaExceeded, TooManyFiles, NameTaken, StorageFull, TooManyRequests, BodyTimeout,
-        ChunkLengthMismatch, DigestMismatch, Md5Mismatch, Sha256Mismatch, Unavailable."""
+        """Make a file of a whole body. Raises FileTooLarge, QuotaExceeded, TooManyFiles, NameTaken, StorageFull,
+        TooManyRequests, BodyTimeout, ChunkLengthMismatch, DigestMismatch, Md5Mismatch, Sha256Mismatch, Unavailable."""
         declared = source.declared_bytes
         if declared is not None:
             await self.storing.refuse_early(new, declared)
@@ -410,9 +407,9 @@ class WholeFiles:
         return outcome
 
     async def receive_many(self, caller: Caller, entries: AsyncIterator[Entry]) -> AsyncGenerator[Outcome, None]:
-        """Take many files of one user, and their bodies over; yields what became of each, in their order, as soon as it
-        is known. To be closed (`aclosing`), if not read to its end. What was received is stored also where `entries`
-        breaks off. Raises what that raises, TooManyRequests, Unavailable."""
+        """Take over many files of one user, and their bodies. Yield the outcomes, in order, as soon as they are known.
+        The caller closes the generator (`aclosing`) unless it is read to its end. If `entries` breaks off, the received
+        files are stored. Raises what `entries` raises, TooManyRequests, Unavailable."""
         async with self.concurrency.counted(caller):
             groups = _Groups(self._store_group)
             try:

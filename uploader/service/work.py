@@ -1,8 +1,8 @@
-"""Work handed out: the events of a queue are tasks, each for one worker at a time, who comes for it.
+"""Work queues: the events of a queue are tasks. A worker comes for a task, and holds it alone.
 
-Rows decide who holds a task (`database/work.py`). The delay queue in Redis proposes: it says which tasks are due, and wakes
-those who wait for one. Whatever it has forgotten or still believes makes nobody a second holder, and a keeper proposes
-again what it does not know.
+Rows decide who holds a task (`database/work.py`). The delay queue in Redis only proposes: the queue names due tasks,
+and wakes waiting workers. Outdated or lost proposals never give a task to two workers. A keeper proposes tasks again
+that Redis lacks.
 """
 
 import asyncio
@@ -38,23 +38,23 @@ from uploader.sinks.configuration import QueueSettings
 
 logger = logging.getLogger(__name__)
 
-# How often a keeper compares the rows with what Redis proposes, and how many at a time.
+# How often a keeper compares the rows with the proposals, and how many at a time.
 KEEPING_SECONDS = 5.0
 _KEPT = 100
-# For so long a commit waits until its tasks are proposed, so that who is told of it can claim them.
+# How long a commit waits for the proposals of its tasks: a caller who hears of the commit can then claim the tasks.
 _PATIENCE_SECONDS = 1.0
 _NO_TASK = "This queue has no such task: events are kept for a week."
-# Why a task does not end by itself: its end decides what becomes of a file.
+# Why an acknowledgement alone does not end a task: the end also decides on a file.
 _OF_GATE = Exception("the task is of a gate")
-# Of holders and of dead tasks, so many are shown.
+# How many holders, and how many dead tasks, a report shows.
 _SHOWN = 100
-# A claim may commit so much later than the moment from which its lease counts.
+# A claim may commit this much later than the moment from which its lease counts.
 _OVERLAP = timedelta(seconds=10)
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """A task in the hands of a worker. `event`: a CloudEvent, as JSON."""
+    """A task in the hands of a worker. `event`: a CloudEvent as JSON."""
 
     id: str
     lease: str
@@ -66,7 +66,7 @@ class Handed:
 
 @dataclass(eq=False, repr=False)
 class WorkQueue:
-    """One queue. `source`: who says its events."""
+    """One queue. `source`: the CloudEvents source of its events."""
 
     name: str
     settings: QueueSettings
@@ -79,10 +79,11 @@ class WorkQueue:
     source: Callable[[], str]
     # Rung when a task may be due.
     bell: Bell = field(default_factory=Bell, init=False)
-    # Who waits for a task, in this process: the first one looks for it.
+    # The requests that wait for a task, in this process. The first one looks.
     _line: "OrderedDict[asyncio.Future[None], None]" = field(default_factory=OrderedDict, init=False)
     _acks: "Rounds[TaskClaim, Exception | None]" = field(init=False)
-    # The leases before this place were looked at; and when those run out that an interruption has prolonged.
+    # Leases that ended before this place were handled. `_prolonged`: tasks with a lease prolonged by an interruption,
+    # and the new end.
     _looked_until: work.Place = field(default=work.BEFORE_ALL, init=False)
     _prolonged: dict[str, float] = field(default_factory=dict, init=False)
 
@@ -98,8 +99,8 @@ class WorkQueue:
         wait_seconds: float = 0.0,
         gone: "asyncio.Future[Any] | None" = None,
     ) -> list[Handed]:
-        """Claim at most so many tasks that are due, the oldest first; wait for one, but no longer than for its client, who
-        is `gone` when that is done. Raises Unavailable."""
+        """Claim at most `most` due tasks, oldest first. Wait for one, but stop when the client is `gone`. Raises
+        Unavailable."""
         look = partial(self._claim, worker, most, lease_seconds or self.settings.lease_seconds)
         if not wait_seconds:
             return await look()
@@ -109,7 +110,7 @@ class WorkQueue:
         async with self._turn() as turn:
             await asyncio.wait({turn, gone}, timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED)
             while turn.done() and not gone.done():
-                rings = self.bell.rings  # before the look: what is proposed after it ends the sleep
+                rings = self.bell.rings  # before the look: a later proposal ends the sleep
                 handed = await look()
                 if handed or loop.time() >= deadline:
                     return handed
@@ -123,7 +124,7 @@ class WorkQueue:
 
     @asynccontextmanager
     async def _turn(self) -> "AsyncIterator[asyncio.Future[None]]":
-        """Stand in line; what is yielded is done when nobody stands before."""
+        """Stand in line. The yielded future is done when this request is first."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line[turn] = None
         self._call_first()
@@ -151,12 +152,12 @@ class WorkQueue:
                     self.database.transact(self._take, ids, lease, worker, timedelta(seconds=lease_seconds))
                 )
             except BaseException:
-                with suppress(Unavailable):  # or the keeper does it
+                with suppress(Unavailable):  # otherwise the keeper proposes them
                     await self.proposals.schedule(dict.fromkeys(ids, 0.0))
                 raise
             await self._correct(claimed, now)
             if claimed.spent:
-                with suppress(Unavailable):  # or the keeper does it
+                with suppress(Unavailable):  # otherwise the keeper ends them
                     self.interruption.look(now, asked_at)
                     await self._bury(claimed.spent, now)
             if claimed.tasks:
@@ -172,8 +173,8 @@ class WorkQueue:
         return now, await taken(connection, self.name, ids)
 
     async def _correct(self, claimed: Claimed, now: datetime) -> None:
-        """Tell Redis when those are due that it proposed too early, and which are none any more."""
-        with suppress(Unavailable):  # it proposes them again, in vain
+        """Correct Redis: reschedule tasks proposed too early, and remove ended tasks."""
+        with suppress(Unavailable):  # Redis proposes them again, in vain
             if claimed.later:
                 delays = {task_id: _seconds(due_at - now) for task_id, due_at in claimed.later.items()}
                 await self.proposals.schedule(delays)
@@ -186,7 +187,7 @@ class WorkQueue:
         return Handed(task.id, task.lease, task.fence, task.due_at, task.attempt, event)
 
     async def extend(self, task_id: str, lease: str, lease_seconds: float) -> Handed:
-        """Let a lease end so much later than now. Raises LeaseLost, NotFound, Unavailable."""
+        """Let a lease end `lease_seconds` from now. Raises LeaseLost, NotFound, Unavailable."""
 
         async def extend(connection: Connection) -> Handed:
             until = await work.now_of(connection, self.clock) + timedelta(seconds=lease_seconds)
@@ -200,8 +201,8 @@ class WorkQueue:
         return handed
 
     async def ack(self, task_id: str, lease: str, verdict: Verdict | None = None, reason: str | None = None) -> None:
-        """End a task: it is done. Of a gate, `verdict`: what becomes of the file, which passes where nothing is said;
-        `reason`: why it is refused. Raises InvalidRequest, LeaseLost, NotFound, Unavailable."""
+        """End a task that is done. `verdict`: of a gate, the decision on the file, by default `pass`; `reason`: why the
+        file is refused. Raises InvalidRequest, LeaseLost, NotFound, Unavailable."""
         if self.settings.gate is None and verdict is not None:
             raise InvalidRequest.field("verdict", "is of the tasks of a gate, and this queue is none")
 
@@ -216,11 +217,11 @@ class WorkQueue:
         elif loss is not None:
             raise loss
         TASKS.labels(self.name, "acknowledged").inc()
-        with suppress(Unavailable):  # it is proposed once more then, in vain
+        with suppress(Unavailable):  # Redis proposes the task once more, in vain
             await self.proposals.ack(Task(task_id, lease))
 
     async def _end_all(self, claims: Sequence[TaskClaim]) -> list[Exception | None]:
-        """End the tasks of many in one transaction, whose commit costs most; return why each has not ended."""
+        """End many tasks in one transaction, to save commits. Return for each why it has not ended, or None."""
 
         async def end(connection: Connection) -> list[Exception | None]:
             now = await work.now_of(connection, self.clock)
@@ -234,7 +235,7 @@ class WorkQueue:
         return _OF_GATE if task is not None and task.on_failure is not None else await self._loss(connection, task_id)
 
     async def release(self, task_id: str, lease: str, delay_seconds: float, error: str | None) -> None:
-        """Give a task back, to be due after a delay. Raises LeaseLost, NotFound, Unavailable."""
+        """Give a task back; it is due again after a delay. Raises LeaseLost, NotFound, Unavailable."""
 
         async def give_back(connection: Connection) -> bool:
             until = await work.now_of(connection, self.clock) + timedelta(seconds=delay_seconds)
@@ -252,14 +253,13 @@ class WorkQueue:
         TASKS.labels(self.name, "dead" if is_dead else "released").inc()
         if is_dead:
             logger.error("a task is dead", extra={"queue": self.name, "event_id": task_id, "reason": error})
-            if self.settings.gate is None:  # of a queue that was a gate
+            if self.settings.gate is None:  # the queue was a gate earlier
                 await self.gates.decide([task_id])
-        with suppress(Unavailable):  # or it is proposed in vain, or by the keeper
+        with suppress(Unavailable):  # otherwise it is proposed in vain, or by the keeper
             await (self.proposals.cancel(task_id) if is_dead else self.proposals.push_back(task_id, delay_seconds))
 
     async def file_of(self, task_id: str, lease: str) -> File:
-        """Return the file that the event of a held task is about. Raises LeaseLost, NotFound, FileNotFound,
-        Unavailable."""
+        """Return the file of a held task's event. Raises LeaseLost, NotFound, FileNotFound, Unavailable."""
         _check_id(task_id)
 
         async def look(connection: Connection) -> Message:
@@ -292,9 +292,9 @@ class WorkQueue:
         await self._acks.close()
 
     async def keep(self) -> float:
-        """End the tasks whose last lease has ended. Propose what is not proposed, or too late: after a loss of Redis, and
-        what a process left that died between a commit and its proposal. Return when to look again, in seconds. Raises
-        Unavailable."""
+        """End the tasks whose last lease has ended. Propose tasks that are not proposed, or too late: after a loss of
+        Redis, or after a process died between a commit and its proposals. Return the seconds until the next look.
+        Raises Unavailable."""
         pause_seconds = await self._end_spent()
         place = work.BEFORE_ALL
         while True:
@@ -302,13 +302,13 @@ class WorkQueue:
             delays = {
                 task_id: _seconds(due_at - now) if was_claimed else 0.0 for (due_at, task_id), was_claimed in places
             }
-            # The first of those that Redis knows are the first ones here, too.
+            # Redis and the rows have the same order, so the rest is known, too.
             if not await self.proposals.schedule(delays, sooner=True) or len(places) < _KEPT:
                 return pause_seconds
             place = places[-1][0]
 
     async def _end_spent(self) -> float:
-        """End the tasks whose last lease has ended; return how long to sleep, in seconds. Raises Unavailable."""
+        """End the tasks whose last lease has ended. Return the seconds to sleep. Raises Unavailable."""
         place, looks_again = self._looked_until, [*self._prolonged]
         while True:
             asked_at = self.clock.monotonic()
@@ -318,7 +318,7 @@ class WorkQueue:
                 self.interruption.note()
                 raise
             self.interruption.look(now, asked_at)
-            if place[0] > now:  # the clock was set back, and all leases since then end before
+            if place[0] > now:  # the clock was set back: all later leases end before this place
                 place = work.BEFORE_ALL
                 continue
             over = [task for task in found if task.due_at <= now]
@@ -334,15 +334,15 @@ class WorkQueue:
     async def _spent(
         self, connection: Connection, place: work.Place, looks_again: Sequence[str]
     ) -> tuple[datetime, list[work.Task]]:
-        """Return the time, and the tasks after a place that are in their last lease, or were; first those that are known."""
+        """Return the time, and the waiting tasks in their last attempt: of `looks_again`, then after a place."""
         now, most = await work.now_of(connection, self.clock), self.settings.max_attempts
         known = await work.tasks_of(connection, self.name, looks_again) if looks_again else []
         known = [task for task in known if task.state == WAITING and task.attempt >= most]
         return now, known + await work.spent_after(connection, self.name, place, _KEPT, max_attempts=most)
 
     async def _bury(self, over: Sequence[work.Task], now: datetime) -> None:
-        """Let tasks be dead whose last lease has ended by `now`, and decide on the files of those of a gate; later where
-        an interruption has prolonged the lease. Raises Unavailable."""
+        """Mark tasks as dead whose last lease has ended by `now`, and decide on the files of gates. If an interruption
+        has prolonged a lease, do so later. Raises Unavailable."""
         dying: list[work.Task] = []
         for task in over:
             length = length_of(task.lease, self.settings.lease_seconds) if task.held else 0.0
@@ -365,7 +365,7 @@ class WorkQueue:
             TASKS.labels(self.name, "dead").inc(count)
             shown = [task.id for task in dying[:10]]
             logger.error("tasks are dead", extra={"queue": self.name, "tasks": count, "event_ids": shown})
-        with suppress(Unavailable):  # or it is proposed in vain
+        with suppress(Unavailable):  # otherwise it is proposed in vain
             await self.proposals.cancel(*(task.id for task in dying))
 
     async def _after(self, connection: Connection, place: work.Place) -> tuple[datetime, list[tuple[work.Place, bool]]]:
@@ -384,8 +384,9 @@ def _seconds(delay: timedelta) -> float:
 
 
 class QueueFigures(Struct):
-    """The figures of a queue: tasks that wait or are held, those that are held, and dead ones, of which 10,000 stand for
-    more; how old the oldest is that waits, and the most claims that one of them had; who holds what, and why others died."""
+    """The figures of a queue. `waiting` counts tasks that wait or are held, `held` held tasks, `dead` dead tasks, each
+    up to 10,000. `lag_seconds` is the age of the oldest waiting task, `attempts` the most claims of one task. `holders`
+    are the held tasks with their workers, `given_up` the dead tasks with their errors."""
 
     queue: str
     waiting: int
@@ -426,8 +427,7 @@ class Work:
         return {channel: queue.bell for queue in self.queues.values() for channel in queue.proposals.wake_channels}
 
     async def propose(self, told: Sequence[Told]) -> None:
-        """Propose the tasks among new deliveries; it goes on alone where Redis is slow, and a keeper does what it does
-        not."""
+        """Propose the tasks among new deliveries; in the background if Redis is slow, by a keeper if Redis fails."""
         by_queue: dict[str, dict[str, float]] = {}
         for event_id, name in told:
             if name in self.queues:
