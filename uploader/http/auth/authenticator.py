@@ -128,7 +128,7 @@ class WrongTokens:
 
     def __init__(self, most: int) -> None:
         self._seconds_for_one = _MINUTE_SECONDS / most
-        # Per party: the monotonic time at which its wrong tokens are worked off.
+        # Per party: the monotonic time when all wrong tokens are worked off.
         self._busy_until: OrderedDict[str, float] = OrderedDict()
         self._waiting: Counter[str] = Counter()
 

@@ -39,7 +39,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DATE, _LAST_DATE = (1980, 1, 1, 0, 0, 0), (2107, 12, 31, 23, 59, 59)
 _MEDIA_TYPES = {"zip": "application/zip", "tar": "application/x-tar"}
 MEDIA_TYPES = tuple(_MEDIA_TYPES.values())
-# The member of a zip that lists files which could not be read.
+# The member of a zip with the list of unreadable files.
 _PROBLEMS = "uploader-problems.txt"
 
 

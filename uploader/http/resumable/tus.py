@@ -222,7 +222,7 @@ class TusHandlers:
         upload = await self.uploads.known(target)
         facts = {} if upload.metadata is None else {"Upload-Metadata": upload.metadata}
         facts |= {"Upload-Concat": PARTIAL} if upload.is_part else {}
-        if upload.state is State.CONSUMED:  # a client that lost the last answer learns that all bytes came
+        if upload.state is State.CONSUMED:  # the client may have lost the last answer: tell it that all bytes came
             return Response(headers={**facts, "Upload-Offset": str(upload.size), "Upload-Length": str(upload.size)})
         told = await self.appends.status(target)
         size = told.file.size if isinstance(told, Complete) else told.upload.size

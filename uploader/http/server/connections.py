@@ -2,7 +2,7 @@
 into few system calls, sends files with `sendfile` in threads (a cold disk blocks), and tunes malloc and the garbage
 collector.
 
-A new connection replaces one that waits for a request, so a flood of silent connections only displaces itself.
+A new connection replaces a connection that waits for a request. A flood of silent connections only displaces itself.
 """
 
 import asyncio

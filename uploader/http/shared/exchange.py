@@ -233,7 +233,7 @@ class ConcurrencyLimit:
         self._by_caller = _Limit(settings.max_connections_per_user, "you")
 
     def admit_address(self, request: Request, exchange: Exchange) -> None:
-        """Count a request that came through a proxy for its client's address; direct clients are limited per connection.
+        """Count a request through a proxy for the client's address; direct clients are limited per connection.
         Probes are exempt. Raises TooManyRequests."""
         party = self._proxies.party_behind(request) if self._proxies.are_any else None
         if party is not None and exchange.route not in PROBES:

@@ -19,7 +19,7 @@ _NARROW = {"{md5}": re.compile("[0-9a-fA-F]{32}"), "{n}": re.compile("[0-9]+")}
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Where clients reach the server. `origin` is empty if no public URL is set: then requests name the host."""
+    """The address of the server for its clients. `origin` is empty if no public URL is set: then requests name the host."""
 
     origin: str = ""
     prefix: str = ""
