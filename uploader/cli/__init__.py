@@ -1,6 +1,5 @@
-"""The command line: commands for those who run the server, commands for those who upload, and what both need.
-
-Refuses to decide anything about uploads: a command asks a service or a client, and prints.
+"""The command line: commands for operators of a server, commands for users, and shared parts. Decides nothing about uploads:
+a command calls a service or a client, and prints the result.
 """
 
 import atexit
@@ -19,10 +18,10 @@ from uploader.cli.terminal import guard_traces, shown_usage
 
 
 class Later(click.Command):
-    """A command of a module that is imported when the command is called, and not to list it."""
+    """A command whose module is imported when the command is called, not when commands are listed."""
 
     def __init__(self, name: str, module: str, begin: str) -> None:
-        """`begin`: of its help, as lists of commands show it."""
+        """`begin`: the first sentence of the help, for lists of commands."""
         super().__init__(name, help=begin)
         self.module = module
 
@@ -36,7 +35,7 @@ class Later(click.Command):
 
 
 class Loading(click.Group):
-    """A group some of whose commands are imported when they are called."""
+    """A group whose `Later` commands are imported when they are called."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -46,7 +45,7 @@ class Loading(click.Group):
 
 
 class Commands(Loading):
-    """The commands in two lists: a user who uploads need not know those of the server."""
+    """Lists the commands for users apart from the commands for operators."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         with shown_usage():
@@ -57,7 +56,7 @@ class Commands(Loading):
             return super().invoke(ctx)
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run as click does, but leave patterns alone: on Windows it would expand those of names on the server, too."""
+        """Run without click's expansion of patterns on Windows, which would also expand patterns of names on the server."""
         return super().main(*args, **{"windows_expand_args": False, **options})
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -74,7 +73,7 @@ class Commands(Loading):
 
 
 def commands_of(group: click.Group) -> dict[str, click.Command]:
-    """Import all commands of a group, and return them."""
+    """Import and return all commands of a group."""
     return {name: each.load() if isinstance(each, Later) else each for name, each in group.commands.items()}
 
 
@@ -82,9 +81,9 @@ def is_of_server(command: click.Command) -> bool:
     return isinstance(command, Later) and command.module.startswith("server.")
 
 
-# How many more objects than at the last look for cycles there have to be before the next; how many looks make a longer one.
+# Thresholds of the garbage collector.
 _COLLECTED = (10_000, 20, 50)
-# These wait as long as it takes, need nothing, or tell what is away.
+# These commands wait without a limit, need no store, or report the stores that are away.
 _NEVER_WAITING = ("serve", "work", "config", "doctor", "restore-backup")
 _COMMANDS = (
     Later("serve", "server.serve", "Run the server, and the background jobs with it."),
@@ -154,18 +153,18 @@ def main(context: click.Context) -> None:
     Exit codes of the client: 0 ok, 2 bad usage, 3 authentication, 4 quota,
     5 try again, 6 failed, 130 interrupted.
     """
-    if sys.platform == "win32":  # by itself it would write the letters of one language into a file or a pipe
+    if sys.platform == "win32":  # by default it would use a local code page for files and pipes
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(encoding="utf-8")
     guard_traces()
-    # The process gives all back at its end: to look through it for cycles before would cost more than a small upload.
+    # The process ends anyway; a last garbage collection would cost more than a small upload.
     atexit.register(gc.freeze)
     if is_of_server(main.commands[context.invoked_subcommand or ""]):
-        # Whatever they make, and what Valkey and SQLite make for them, is nobody else's to read.
+        # Files of the command, of Valkey and of SQLite are readable only for this account.
         context.call_on_close(partial(os.umask, os.umask(0o077)))
     else:
-        # Of thousands of files all is kept to the end, and to look through it again and again is among what they cost most.
+        # With thousands of files, frequent collections cost much and free nothing: the command keeps all objects.
         gc.set_threshold(*_COLLECTED)
 
 

@@ -1,7 +1,5 @@
-"""Shell completion of commands, and manual pages.
-
-Completion is as click has it; but Bash is told apart what is a name on the server. Such a name is quoted as Bash quotes
-files, and one that ends with a slash is not the end of a word. zsh and fish quote by themselves.
+"""Shell completion, and manual pages. Completion is click's own, except that Bash gets names on the server marked: Bash then
+quotes such a name like a file name, and adds no space after a final slash. zsh and fish quote by themselves.
 """
 
 import inspect
@@ -39,7 +37,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 @add_completion_class
 class Bash(BashComplete):
-    """The completion for Bash: `_UPLOADER_COMPLETE=bash_source` prints its script."""
+    """Completion for Bash: `_UPLOADER_COMPLETE=bash_source` prints the script."""
 
     source_template = _SOURCE
 
@@ -52,8 +50,8 @@ class Bash(BashComplete):
 def man(directory: Path) -> None:
     """Write the manual pages into a directory.
 
-    In ~/.local/share/man/man1 `man uploader` and `man uploader-put` find them, in /usr/local/share/man/man1 for all users.
-    A directory that is not there is made.
+    In ~/.local/share/man/man1 `man uploader` and `man uploader-put` find them, in /usr/local/share/man/man1 for all users. A
+    directory that is not there is made.
     """
     root = click.get_current_context().find_root()
     try:
@@ -66,7 +64,7 @@ def man(directory: Path) -> None:
 
 
 def pages(root: click.Command) -> Iterator[tuple[str, str]]:
-    """Yield the manual pages of a command and of all below it, with what is in them."""
+    """Yield file name and text of the manual page of a command and of each of its subcommands."""
     for context in _contexts(click.Context(root, info_name="uploader", **root.context_settings)):
         yield f"{_page_of(context)}.1", "\n".join(_lines(context)) + "\n"
 
@@ -96,8 +94,8 @@ def _lines(context: click.Context) -> Iterator[str]:
     yield ".SH SYNOPSIS"
     yield f"\\fB{_text(context.command_path)}\\fR {_text(usage)}"
     yield ".SH DESCRIPTION"
-    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):  # as click reads a help
-        kept = paragraph.startswith("\b\n")  # with its lines
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):  # as click parses a help text
+        kept = paragraph.startswith("\b\n")  # click keeps the line breaks of such a paragraph
         lines = paragraph.removeprefix("\b\n").splitlines()
         yield ".PP"
         yield from [".nf", *map(_text, lines), ".fi"] if kept else [_text(" ".join(lines))]
@@ -115,7 +113,7 @@ def _lines(context: click.Context) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Text that groff prints as it is: its escape character, its hyphens, and lines that would begin a request."""
+    """Escape text for groff: backslashes, hyphens, and lines that would begin a request."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
     escaped = re.sub(r"[^\x00-\x7f]", lambda found: f"\\[u{ord(found[0]):04X}]", escaped)
     return re.sub(r"^(?=\.)", "\\&", escaped)

@@ -1,8 +1,8 @@
-"""Reads and prints for both halves of the command line: sizes, durations and times as options and for a person, and a line
-on standard error with an exit code for what can't go on.
+"""Input and output for all commands: parses sizes, durations and times, formats them for people, and ends a command with a
+line on standard error and an exit code.
 
-Every other module prints by the functions of this one: names, answers of servers and the output of tools are foreign text,
-and none of it may move a cursor, forge a line or hide.
+All other modules print through this one. Names, answers of servers and output of tools are foreign text: none of it may move
+the cursor, forge a line or hide characters.
 """
 
 import codecs
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-# What both halves of the command line exit with; what a failure exits with is each half's own.
+# Exit codes of all commands; clients and server commands define their own codes for failures.
 EXIT_OK = 0
-EXIT_USAGE = 2  # as click has it
+EXIT_USAGE = 2  # as in click
 EXIT_CONFIGURATION = 2
 
 T = TypeVar("T")
 
-# Servers refuse bodies that come at less than 1 KiB/s.
+# A margin: servers refuse bodies slower than 1 KiB/s.
 _LEAST_RATE_BYTES = 4 << 10
 
-# Characters that a terminal obeys, or does not show: controls, lone surrogates, fillers, format characters, tags. A joiner
-# between letters of a script that has joiners stays, and so does the first variation selector of a character.
+# Characters that a terminal obeys or does not show: controls, lone surrogates, fillers, format characters, tags. Kept are
+# joiners between non-ASCII letters, and the first variation selector after a character.
 _ALWAYS = (
     CONTROL.pattern[1:-1]
     + "\ud800-\udfff\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u2060-\u2065\u206a-\u206f\u3164\ufeff\uffa0"
@@ -47,23 +47,23 @@ _HIDDEN = re.compile(
     "|(?<![^\0-\x7f\u200c\u200d])[\u200c\u200d]|[\u200c\u200d](?![^\0-\x7f\u200c\u200d])"
     "|(?<=[\ufe00-\ufe0f])[\ufe00-\ufe0f]"
 )
-# One class of characters, which is looked for in a tenth of the time.
+# A single class of characters: a search takes a tenth of the time.
 _SUSPECT = re.compile(f"[{_ALWAYS}\u200c\u200d\ufe00-\ufe0f]")
-# The one kind of sequence that our own output has inside a line: colours.
+# The only escape sequences within the client's own lines: colours.
 _COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
-# Of lines below all others, the first of which stays: tmux takes it for a wish to keep what there is if all of the screen is
-# wiped. No line is wrapped while they are drawn, so they are as many on the screen as here.
+# Wipes the drawn lines, except the first, which stays as an empty line: tmux would save the screen's content to its history
+# if everything was wiped. Wrapping is off while lines are drawn, so each line takes one line of the screen.
 _WIPE = "\r\x1b[K\n\x1b[J\x1b[A"
 _NO_WRAP, _WRAP, _UP = "\x1b[?7l", "\x1b[?7h", "\x1b[A"
-# The width of a terminal that tells none.
+# The width if the terminal reports none.
 _USUAL_COLUMNS = 80
-# The length at which a line of a command that does not end is printed.
+# A longer line of a command is printed in pieces.
 _LINE_CHARACTERS = 4096
 
 
 def shown(text: str) -> str:
-    """Return foreign text as one line that a terminal only shows: each hidden character as JSON would escape it. JSON stays
-    the same JSON."""
+    """Return foreign text as one harmless line: each hidden character is written as a JSON escape. JSON keeps its
+    meaning."""
     if text.isascii() and text.isprintable():
         return text
     return text if _SUSPECT.search(text) is None else _HIDDEN.sub(_escaped, text)
@@ -75,15 +75,15 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def styled(line: str) -> str:
-    """Return a line with its colours; all else in it is only shown."""
+    """Return a line with its colours; everything else is made harmless."""
     return "".join(part if number % 2 else shown(part) for number, part in enumerate(_COLOURS.split(line)))
 
 
 def say(line: str, *, err: bool = False, is_prose: bool = False) -> None:
-    """Print one line. On a terminal a line of prose, and any on standard error, is broken between words."""
+    """Print one line. Wraps prose, and all lines on standard error, to the width of a terminal."""
     lines = [shown(line)]
     if sys.stderr.isatty() if err else is_prose and sys.stdout.isatty():
-        import textwrap  # here, because most lines are no prose for a terminal
+        import textwrap  # imported here, because most lines need no wrapping
 
         size = os.get_terminal_size(sys.stderr.fileno() if err else sys.stdout.fileno())
         wrapper = textwrap.TextWrapper(
@@ -99,14 +99,14 @@ def say(line: str, *, err: bool = False, is_prose: bool = False) -> None:
 
 
 def say_over(line: str) -> None:
-    """Replace the last line of standard error, which is a terminal."""
+    """Replace the last line of standard error, which must be a terminal."""
     click.echo(f"\r\x1b[K{shown(line)}", err=True, nl=False)
 
 
 def say_below(lines: list[str], *, over: bool) -> None:
-    """Draw lines on standard error, which is a terminal, `over` those before. The cursor rests at the begin of the first,
-    an empty one: from there they are wiped by one sequence, whatever a terminal made of them when it got another size, and
-    what is typed or echoed there (`^C`) spoils nothing."""
+    """Draw lines on standard error, which must be a terminal; with `over`, replace the lines drawn before. The cursor rests
+    on the first line, which is empty. From there one sequence wipes all lines, even after the terminal was resized, and
+    typed text or an echoed `^C` spoils nothing."""
     wipe, drawing = _WIPE if over else "", "\r\n".join(map(styled, lines))
     click.echo(f"{wipe}{_NO_WRAP}{drawing}{_WRAP}\r{_UP * (len(lines) - 1)}", err=True, nl=False)
 
@@ -116,7 +116,7 @@ def wipe_below() -> None:
 
 
 def say_csv(lines: str) -> None:
-    """Print lines of CSV. CSV has no escapes: a hidden character is shown as in any other line."""
+    """Print lines of CSV. CSV has no escapes, so hidden characters are shown as everywhere else."""
     for line in lines.split("\r\n")[:-1]:
         click.echo(f"{shown(line)}\r")
 
@@ -137,20 +137,20 @@ def ask(question: str, *, default: str | None = None, hidden: bool = False, conf
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Say what is wrong and exit with this code."""
+    """Print the message and exit with this code."""
     fail_lines([message], code)
 
 
 def fail_lines(messages: Iterable[str], code: int) -> NoReturn:
-    """Say what is wrong, one line each, and exit with this code."""
+    """Print the messages, one per line, and exit with this code."""
     for message in messages:
         say(f"uploader: {message}", err=True)
     sys.exit(code)
 
 
 def drawn(*parts: "RenderableType", width: int | None = None, err: bool = False) -> list[str]:
-    """Return tables and texts as lines that are `styled` when they are printed, in the colours that the stream has."""
-    from rich.console import Console  # here, because most commands draw nothing
+    """Render tables and texts into lines, with the colours that the stream supports. Print them by `styled`."""
+    from rich.console import Console  # imported here, because most commands draw nothing
 
     console = Console(width=width, stderr=err, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
@@ -159,15 +159,14 @@ def drawn(*parts: "RenderableType", width: int | None = None, err: bool = False)
 
 
 def say_drawn(*parts: "RenderableType", width: int | None = None) -> None:
-    """Print tables and texts."""
     for part in parts:
         for line in drawn(part, width=width):
             click.echo(styled(line))
 
 
 class ForeignOutput:
-    """Passes on what a program writes, as it comes: line by line to people, as it is to a standard output that is no
-    terminal. A line that does not end is printed in pieces."""
+    """Passes the output of a program on while it comes. Terminals and standard error get harmless lines, long ones in
+    pieces; redirected standard output gets the original bytes."""
 
     def __init__(self, *, err: bool) -> None:
         self._err = err
@@ -194,7 +193,7 @@ class ForeignOutput:
 
 @contextmanager
 def shown_usage() -> Iterator[None]:
-    """Have click print what is wrong with a command line in lines that are only shown: its words may be foreign."""
+    """Make click print usage errors as harmless lines, because a command line may contain foreign words."""
     try:
         yield
     except click.ClickException as error:
@@ -210,8 +209,8 @@ def shown_usage() -> Iterator[None]:
 
 
 def guard_traces() -> None:
-    """Have Python only show errors that nobody caught, and what is logged where no log is set up."""
-    import logging  # here, because a command that only lists commands needs neither
+    """Make Python print uncaught errors, and log records without a configured log, as harmless lines."""
+    import logging  # imported here, because listing commands needs neither
     import threading
 
     class Shown(logging.Formatter):
@@ -236,12 +235,12 @@ def guard_traces() -> None:
 
 
 def exact_bytes(size_bytes: int) -> str:
-    """Return a size in its unit, and behind it every byte."""
+    """Return a size in a unit, and in bytes if that differs."""
     return f"{size_bytes} bytes" if size_bytes < 1000 else f"{human_bytes(size_bytes)} ({size_bytes} bytes)"
 
 
 def human_seconds(seconds: float) -> str:
-    """Return the two largest units that matter."""
+    """Return a duration in its two largest units."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -252,17 +251,17 @@ def human_seconds(seconds: float) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """Write a share in whole percent; a share of nothing is 100 %."""
+    """Return a share in whole percent; 100 % if `whole` is 0."""
     return f"{100 * part // whole if whole else 100} %"
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """Return a path as text; names that are no UTF-8 are shown as near as can be."""
+    """Return a path as text; bytes that are not UTF-8 are replaced."""
     return os.fsdecode(path).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class ParsedType(click.ParamType[T]):
-    """An option that a parser reads; its ValueError is bad usage."""
+    """An option with a parser; a ValueError of the parser is bad usage."""
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
         self.name = name
@@ -280,7 +279,7 @@ def _parse_some_duration(text: str) -> float:
 
 
 def _parse_limit_rate(text: str) -> int:
-    """Bytes a second that bodies are not refused for."""
+    """Parse a rate that servers do not refuse as too slow."""
     rate = parse_rate(text)
     return rate if rate >= _LEAST_RATE_BYTES else _refuse("must be at least 4KiB")
 
@@ -290,7 +289,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _parse_month(text: str) -> datetime:
-    """Return the begin, in UTC, of a month as `2026-11` or `2026/11`."""
+    """Return the beginning of a month, in UTC; accepts `2026-11` and `2026/11`."""
     match = re.fullmatch(r"([0-9]{4})[-/](0[1-9]|1[0-2])", text)
     if not match or match[1] == "0000":
         raise ValueError("not a month such as 2026-11")
@@ -298,7 +297,7 @@ def _parse_month(text: str) -> datetime:
 
 
 def _parse_when(text: str) -> datetime:
-    """Parse a moment, or how long ago it was."""
+    """Parse a time, or a duration as the time so long ago."""
     with suppress(ValueError):
         return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
     try:

@@ -1,1 +1,1 @@
-"""The HTTP edge: decodes and checks requests, asks the service, encodes its answers. Status codes live here only."""
+"""The HTTP edge: decodes and checks requests, calls the services, encodes answers. Only this package knows status codes."""

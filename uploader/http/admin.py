@@ -1,5 +1,5 @@
-"""`/admin`, for administrators: reports, quotas, the uploads and tokens of everybody, the sinks of events, the audit log.
-`as_of` is the moment that the figures are of.
+"""`/admin`, for administrators: reports, quotas, everybody's uploads and tokens, the sinks of events, the audit log. In
+answers, `as_of` is the time of the figures.
 """
 
 import logging
@@ -107,7 +107,7 @@ class ChangeUser(Struct, forbid_unknown_fields=True):
 
 
 class MakeToken(Struct, forbid_unknown_fields=True):
-    """A token to make. `scope`: all that it may do; `total_space`: the quota of a user who is made by this."""
+    """A token to make. `scope` limits the token to one purpose; `total_space` is the quota if the user is new."""
 
     admin: bool = False
     scope: (
@@ -137,14 +137,15 @@ class UserUsageList(Struct):
 
 
 class UserDetail(UserUsage, kw_only=True):
-    """One user; `available` is what they may still open."""
+    """A user. `available` is the space for new uploads."""
 
     available: int
     as_of: Time
 
 
 class UserFile(Struct):
-    """Somebody's file. Without its digests: with them an administrator could ask for the content by instant upload."""
+    """A file of a user. The digests are left out, because an administrator could use them to get the content by an instant
+    upload."""
 
     id: str
     name: str
@@ -163,7 +164,7 @@ class UserFiles(Struct):
 
 
 class UserAccount(Struct):
-    """A user's accounts after a change, in bytes."""
+    """A user's account after a change, in bytes."""
 
     user_id: str
     total_space: int
@@ -173,8 +174,8 @@ class UserAccount(Struct):
 
 
 class TokenSchema(Struct):
-    """A token, which itself is nowhere; `id` names it. `scope`: all that it is good for; null: whatever its user may do.
-    `made_by`: how it was made and by whom; null where that is not known."""
+    """A token, without its secret. `scope` is its only purpose; null: everything that its user may do. `made_by` says how
+    and by whom the token was made; null if unknown."""
 
     id: str
     admin: bool
@@ -185,27 +186,27 @@ class TokenSchema(Struct):
 
 
 class TokenList(Struct):
-    """A user's tokens, the newest first."""
+    """The tokens of a user, newest first."""
 
     tokens: list[TokenSchema]
 
 
 class NewToken(TokenSchema, kw_only=True):
-    """A token that was just made. `token` is shown only now."""
+    """A new token. No later answer shows `token` again."""
 
     user_id: str
     token: str
 
 
 class History(Struct):
-    """One row a day, in order. Days on which nothing ran have none."""
+    """One row per day, in order. Days without a running server are missing."""
 
     days: list[HistoryDay]
     as_of: Time
 
 
 class SinkList(Struct):
-    """All sinks of events, and the names that are none any more and of which some still wait or are dead."""
+    """All sinks of events, and former sinks with waiting or dead deliveries."""
 
     sinks: list[SinkFigures]
     as_of: Time
@@ -226,7 +227,7 @@ class ActList(Struct):
 
 
 class DriftSchema(Struct):
-    """A figure that is not what its definition makes it; null where there is nothing."""
+    """A figure that differs from its recount. `expected` or `actual` is null if there is no value."""
 
     kind: str
     subject: str
@@ -235,7 +236,8 @@ class DriftSchema(Struct):
 
 
 class Recounted(Struct):
-    """The result of a recount. `notes` are no drifts: users that hold more than an administrator has left them."""
+    """The result of a recount. `notes` are not errors: they name users who hold more than their quota, after it was
+    lowered."""
 
     checked: dict[str, int]
     drifts: list[DriftSchema]
@@ -416,7 +418,8 @@ class AdminHandlers:
 
 
 def _order(call: Call, sorts: tuple[str, ...], default: str, *, ascending: str) -> Order:
-    """Read the order: the largest first, but for the sort `ascending`. Raises InvalidRequest."""
+    """Return the requested order. Columns sort from the largest by default, `ascending` from the smallest. Raises
+    InvalidRequest."""
     sort = call.query_word("sort", default, sorts)
     default_order = "asc" if sort == ascending else "desc"
     return Order(sort=sort, descending=call.query_word("order", default_order, ("asc", "desc")) == "desc")
@@ -440,7 +443,7 @@ def checked_user_id(text: str) -> str:
 
 
 def csv_stream(name: str, columns: Sequence[str], batches: AsyncIterable[list[Any]]) -> StreamingResponse:
-    """Stream a download of the fields `columns`, one batch in memory at a time."""
+    """Stream the fields `columns` as a CSV download, with one batch in memory at a time."""
 
     async def lines() -> AsyncIterator[str]:
         yield csv_lines([columns])
@@ -569,7 +572,7 @@ class AuditLogHandlers:
 
 
 def _moment(call: Call, name: str) -> datetime | None:
-    """Parse a moment; without a zone it is one of UTC. Raises InvalidRequest."""
+    """Parse a time, in UTC unless a zone is given. Raises InvalidRequest."""
     text = call.query(name)
     if text is None:
         return None

@@ -1,5 +1,5 @@
-"""The ASGI application that serves a route table: each request finds its operation, and what is raised becomes a problem.
-A request of a caller whose right was revoked ends here.
+"""The ASGI application: finds the operation of each request in the route table, and turns exceptions into problem documents.
+Ends requests whose caller has lost the right to make them, and requests that are still running when the server stops.
 """
 
 import asyncio
@@ -50,9 +50,9 @@ _WHILE_STARTING = frozenset({"/livez", "/readyz"})
 _NOT_YOUR_TURN = "Others wait for this server, too, and it was not your turn for a while: try again later."
 
 _STOPPING = "The server is stopping, and ended this request before it was done. Try again soon."
-# Under this name the lifespan state has what ends the requests under way.
+# The key in the lifespan state for the function that ends the running requests.
 STOP_STATE = "stop"
-# At a stop a body that stands still ends after so long, and so many looks.
+# At a stop, a request whose client sends nothing is ended after this time and this number of looks.
 _STILL_SECONDS, _LOOK_SECONDS, _LOOKS = 2.0, 0.25, 3
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
@@ -60,7 +60,8 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
 
 @dataclass(eq=False, repr=False)
 class Application:
-    """Each request goes through two coroutines to its handler: a chunk, which waits often, resumes all of them each time."""
+    """Serves the operations. Only two coroutines lie between a request and its handler, because an upload of a chunk waits
+    often, and each wait resumes all of them."""
 
     operations: list[Operation]
     authenticator: Authenticator
@@ -75,14 +76,14 @@ class Application:
     start: Start
     dialect: ResumableHandlers
     mount: Mount
-    # How long requests may take to end once the server stops.
+    # The time that running requests have to end once the server stops.
     shutdown_timeout_seconds: float
-    # Whether a pre-create hook is asked, and told from where.
+    # True if a pre-create hook is set; each request then carries its client's address for the hook.
     pre_creates: bool = False
 
     def __post_init__(self) -> None:
         self.operations = [*self.operations, *operations_of(self)]
-        # Starlette's router knows how a server starts and ends an application; requests never meet it.
+        # Starlette's router handles the lifespan messages; requests never reach it.
         self._start_and_end = Router(lifespan=self._live if self.lifespan else None).lifespan
         self._under_way: set[Exchange] = set()
         self.routing = Routing(self.operations, ALIASES)
@@ -98,15 +99,16 @@ class Application:
             yield {**state, STOP_STATE: self.stop}
 
     async def stop(self) -> None:
-        """End the requests under way, until cancelled: one whose client sends nothing for 2 s, of a body or while it waits
-        for a task; and all others at the end of the time that they have."""
+        """End the running requests; runs until cancelled. A request whose client sends nothing for 2 s, in a body or while
+        it waits for a task, ends at once. All others end when `shutdown_timeout_seconds` have passed."""
         loop, standing = asyncio.get_running_loop(), dict[tuple[Exchange, float], int]()
         ends_at = loop.time() + self.shutdown_timeout_seconds
         while True:
             now, seen, standing = loop.time(), standing, {}
             for exchange in self._under_way:
                 if (since := exchange.stands_since()) is not None:
-                    # Of what came while the server itself was busy some is read before the last look.
+                    # Bytes that arrived while the event loop was busy are read between the looks, and then count as
+                    # progress.
                     standing[exchange, since] = looks = seen.get((exchange, since), 0) + 1
                     if looks >= _LOOKS and now - since >= _STILL_SECONDS:
                         exchange.running.cut(Unavailable(_STOPPING))
@@ -134,14 +136,15 @@ class Application:
             if exchange.is_cancelled:
                 raise asyncio.CancelledError()
         except UploaderError as error:
-            # The status is sent. That the answer ends too early its client sees by the length, or the end of the connection.
+            # The status is already sent. The client notices the missing end by the content length, or because the connection
+            # closes.
             exchange.outcome, exchange.reason, exchange.is_told = ABORTED, error.reason, error.is_told
             raise
         except BaseException:
             exchange.outcome = ABORTED
             raise
         finally:
-            # What goes on in this task is nobody's request any more.
+            # Code that runs later in this task belongs to no request.
             actor_of_context.set(None)
             authority_of_context.set(None)
             wait_budget_of_request.set(None)
@@ -153,7 +156,8 @@ class Application:
                 leave_mount()
 
     def _enter(self, scope: Scope) -> Scope:
-        """Take off the prefix, where what is left is a place here: a proxy may have done so before."""
+        """Strip the prefix if a route matches the rest of the path. Otherwise keep the path: a proxy may have stripped the
+        prefix."""
         root_path = scope.get("root_path", "").rstrip("/")
         mount = self.mount.of_request(root_path)
         mount_of_request.set(mount)
@@ -164,10 +168,11 @@ class Application:
         return scope
 
     async def _respond(self, request: Request, exchange: Exchange) -> Response:
-        # What is looked up is the decoded path, where an encoded slash would pass for one that separates.
+        # Routes match the decoded path, where an encoded slash would look like a separator.
         if b"%2f" in request.scope.get("raw_path", b"").lower():
             return self._problem(request, exchange, NotFound())
-        # Timers that are set for a request keep its context: nothing of the connection may be in there.
+        # The timers of a request keep its context alive. Copy only these three keys, or the context would keep the
+        # connection alive.
         came_by = {name: request.scope.get(name) for name in ("type", "client", "headers")}
         if self.pre_creates:
             asker_of_request.set(Asker(partial(self.proxies.client_address, Request(came_by))))
@@ -204,9 +209,10 @@ class Application:
         return response
 
     async def _identify(self, operation: Operation, request: Request, exchange: Exchange) -> Identity:
-        """Return who calls, and look after the request from then on. Raises as the authenticator."""
+        """Return the caller, and register the request for revocations. Raises the errors of
+        `Authenticator.identify`."""
         generation = -1
-        while generation != self.revocations.generation:  # or what was read may be revoked since
+        while generation != self.revocations.generation:  # a revocation since then may concern this caller
             generation = self.revocations.generation
             identity = await self.authenticator.identify(operation.access, request)
         exchange.visit = identity.visit
@@ -219,10 +225,10 @@ class Application:
         return identity
 
     def _cut(self, request: Request, exchange: Exchange) -> Response:
-        """Answer a request that was ended: because the right of its caller was revoked, or because the server stops. If the
-        answer has begun, it breaks off: raises the reason, or CancelledError."""
+        """Answer a request that was ended because its caller's right was revoked or because the server stops. If the answer
+        has begun, raise the reason or CancelledError, which breaks the answer off."""
         self.revocations.leave(exchange.running)
-        exchange.is_cancelled = exchange.running.error is None  # by whoever runs this application
+        exchange.is_cancelled = exchange.running.error is None  # cancelled by the server that runs this application
         try:
             exchange.running.check()
         except UploaderError as error:
@@ -234,10 +240,10 @@ class Application:
         return self._problem(request, exchange, Unavailable(_STOPPING))
 
     def _charge(self, identity: Identity, operation: Operation, exchange: Exchange) -> Cost | None:
-        """Begin to charge a request to its user; None: it has none."""
+        """Begin to charge the request to its user; return None for a request without a user."""
         if not (party := identity.party):
             return None
-        # The links of a user, who makes as many as they like, have one share, and take turns in it.
+        # A user may make any number of links. Visitors of all of them share one budget of the user, and take turns by link.
         line = "" if identity.visit is None else identity.visit.link.id
         cost = exchange.cost = self.meter.open(party, operation.route, line)
         cost_of_request.set(cost)
@@ -254,7 +260,6 @@ class Application:
         return self.dialect if request.scope["path"].startswith(PREFIX) else None
 
     def _route(self, request: Request, exchange: Exchange) -> Operation:
-        """Raises NotFound, MethodNotAllowed."""
         found = self.routing.find(request.scope["path"])
         if found is None:
             raise NotFound()
@@ -268,7 +273,7 @@ class Application:
     def _problem(self, request: Request, exchange: Exchange, error: Exception) -> Response:
         match error:
             case NotYourTurn():
-                # Clients of tus give up at a 429.
+                # Tus clients give up at a 429.
                 refusal = TooManyRequests if self._dialect_of(request) is None else Unavailable
                 later = refusal(_NOT_YOUR_TURN, retry_after_seconds=error.retry_after_seconds)
                 return self._problem(request, exchange, later)

@@ -1,5 +1,5 @@
-"""For those who run the server or write a client for it: health, metrics, configuration, documents; and the web pages with
-everything they load, as static files from the package. Changes nothing, makes no page and knows no user.
+"""Health, metrics, configuration and documentation, and the static files of the web pages. Changes nothing, renders no page,
+and knows no users.
 """
 
 import gzip
@@ -37,7 +37,7 @@ _KINDS = {
     ".svg": "image/svg+xml",
     ".ts": "text/plain",
 }
-# What is there without the pages for people: the documentation, and the client and the element of other pages.
+# Served even without the web pages: the documentation, and the client and the element for other sites.
 _ALWAYS = (
     *("docs.js", "swagger-ui/", "pages/client/", "pages/drop/", "vendor/hash-wasm/"),
     *(f"pages/{name}.js" for name in ("dom", "format", "i18n", "problems", "words")),
@@ -45,27 +45,27 @@ _ALWAYS = (
 
 CLIENT, CLIENT_TYPES = "client.js", "client.d.ts"
 DROP, DROP_TYPES = "drop.js", "drop.d.ts"
-# What other pages load by an address of its own.
+# Files with an address of their own, for other sites.
 _OF_OTHERS = (CLIENT, CLIENT_TYPES, DROP, DROP_TYPES)
 
-# No inline script, no inline style, nothing from elsewhere, and no other page around it.
+# No inline scripts or styles, nothing from other hosts, no framing.
 _OWN = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; worker-src 'self'"
 _NOWHERE = "base-uri 'none'; frame-ancestors 'none'"
 PAGE_POLICY = f"{_OWN}; form-action 'none'; {_NOWHERE}"
-# The page of files shows films and PDF, and posts what is selected to where its archive comes from.
+# The page of files shows videos and PDF, and posts a selection to get an archive.
 HOME_POLICY = f"{_OWN}; media-src 'self'; frame-src 'self'; form-action 'self'; {_NOWHERE}"
-# That of a link shows the same, and posts nothing.
+# A link's page shows videos and PDF, too, but posts nothing.
 LINK_POLICY = f"{_OWN}; media-src 'self'; frame-src 'self'; form-action 'none'; {_NOWHERE}"
-# Lines of nothing but a comment, comments without a quote behind code, and indentation: a fifth of what a page's scripts are
-# on their way.
+# Whole-line comments, comments after code (unless they contain a quote), and indentation: a fifth of the size of a page's
+# scripts.
 _COMMENTS = re.compile(
     rb"^[ \t]*(?:/\*.*?\*/[ \t]*\n|//[^\n]*\n)|^[ \t]+|[ \t]+//[^\"'`\n]*$", re.MULTILINE | re.DOTALL
 )
-# A worker has a policy of its own: the one that hashes compiles WebAssembly, and talks to nobody.
+# Workers have policies of their own. The hash worker compiles WebAssembly and makes no requests.
 _WORKER = "pages/client/hash-worker.js"
 _WORKER_POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'"
 
-# As all addresses in pages, these begin with a slash, before which `_below_prefix` puts the prefix.
+# Addresses begin with a slash, and `_below_prefix` puts the prefix before it.
 _DOCS = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>uploader: the HTTP API</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -73,7 +73,7 @@ _DOCS = b"""<!doctype html>
 <body><div id="swagger-ui"></div>
 <script src="/static/swagger-ui/swagger-ui-bundle.js"></script><script src="/static/docs.js"></script></body></html>
 """
-# Swagger UI sets styles from its script, and shows its icons from data URLs.
+# Swagger UI sets styles from scripts, and shows icons from data URLs.
 _DOCS_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; frame-ancestors 'none'"
@@ -92,8 +92,8 @@ class ChunkSizeBounds(Struct):
 
 
 class ClientConfig(Struct):
-    """The facts that a client needs. `auth` is there where callers are not known by tokens of this server: `jwt`, `none`;
-    `trash`, where what is deleted can't be restored: false."""
+    """Facts for clients. `auth` is present unless callers show tokens of this server: `jwt` or `none`. `trash` is present,
+    and false, if deleted files cannot be restored."""
 
     chunk_size: ChunkSizeBounds
     max_file_size: int
@@ -128,14 +128,14 @@ _MOST_PACKED_BYTES = 256 << 10
 @dataclass(frozen=True, slots=True)
 class Asset:
     content: bytes
-    packed: bytes | None  # with gzip
+    packed: bytes | None  # gzip
     media_type: str
     etag: str
 
 
 @cache
 def _assets() -> dict[str, Path]:
-    """Find the files that may be asked for: they are few and known, so no path can lead elsewhere."""
+    """List the files that may be served. A request cannot reach any other path."""
     return {path.relative_to(_STATIC).as_posix(): path for path in _STATIC.rglob("*") if path.suffix in _KINDS}
 
 
@@ -149,7 +149,7 @@ def _read(name: str) -> Asset:
 
 
 def _asset(content: bytes, media_type: str, *, packs: bool) -> Asset:
-    """`packs`: to pack what is large takes a tenth of a second."""
+    """`packs`: large files are served unpacked, because packing them takes a tenth of a second."""
     packed = gzip.compress(content, mtime=0) if packs else None
     return Asset(content, packed, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
@@ -160,7 +160,7 @@ def _below_prefix(page: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PageHandlers:
-    """Those at `/`, `/admin/`, `/client.js` and `/drop.js`, and their parts. The pages can be switched off."""
+    """Serves `/`, `/admin/`, `/client.js`, `/drop.js` and their files. The pages can be switched off."""
 
     settings: Settings
 
@@ -203,7 +203,7 @@ class PageHandlers:
 
 
 async def _answer(request: Request, name: str, policy: str, status: int = 200) -> Response:
-    """Answer 304 to the browser's own copy: they ask each time, so an upgrade shows at once."""
+    """Serve a file, with 304 for a browser's valid copy. Browsers revalidate each time and thus see upgrades at once."""
     asset = await run_sync(_read, name)
     if name.endswith(".html") and mount_of_request.get().prefix:
         asset = _asset(_below_prefix(asset.content), asset.media_type, packs=False)
@@ -220,13 +220,13 @@ async def _answer(request: Request, name: str, policy: str, status: int = 200) -
 
 
 def _takes_gzip(request: Request) -> bool:
-    """Return whether the caller has named gzip, and not to refuse it."""
+    """Return True if the client accepts gzip (a weight of 0 refuses it)."""
     named = [each.replace(" ", "") for each in request.headers.get("accept-encoding", "").lower().split(",")]
     return any(each == "gzip" or (each.startswith("gzip;q=") and each[7:].strip("0.")) for each in named)
 
 
 async def answer_link_page(request: Request, status: int) -> Response:
-    """Answer with the page for people of a link: the same one for each, which asks for what it shows."""
+    """Answer with the page for visitors of a link. All links have the same page; its script loads the details."""
     response = await _answer(request, "pages/link/index.html", LINK_POLICY, status)
     response.headers.add_vary_header("Accept")
     response.headers["Referrer-Policy"] = "no-referrer"

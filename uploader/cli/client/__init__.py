@@ -1,4 +1,3 @@
-"""The commands for those who upload, and how they show what happens.
-
-Refuses to know the server itself, which runs anywhere: they reach it by `uploader.client` alone.
+"""The commands for users, and the display of their progress. Knows the server only through `uploader.client`, because the
+server may run anywhere.
 """

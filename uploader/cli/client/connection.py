@@ -1,5 +1,6 @@
-"""Finds the server and the token of the client's commands, in the environment or in what `login` kept; and runs such a
-command: shows its events, and makes exit codes of errors."""
+"""Finds server and token for the client commands, in the environment or in the file of `login`. Runs these commands: shows
+their events, and turns errors into exit codes.
+"""
 
 import asyncio
 import ipaddress
@@ -23,23 +24,23 @@ from uploader.cli.terminal import EXIT_CONFIGURATION, EXIT_OK, ask, fail
 from uploader.client import AsyncClient, ClientError, Patience, Unauthenticated
 from uploader.client.links import LinkAddress, configuration_directory, write_secret
 
-# Where `uploader serve` listens if nothing else is said.
+# The default address of `uploader serve`.
 DEFAULT_URL = "http://127.0.0.1:8000"
 _SHORT_PATIENCE_SECONDS = 10.0
 _NOBODY = "nobody is logged in: run `uploader login URL`, or set UPLOADER_URL and UPLOADER_TOKEN"
-# Longer than any pause between two tries.
+# Longer than any pause between two attempts.
 _SAME_TROUBLE_SECONDS = 60.0
 
 
 class Profile(Struct, frozen=True):
-    """A server and a token; no token for a server that asks for none."""
+    """A server and a token; None for a server without authentication."""
 
     url: str
     token: str | None
 
     @property
     def is_readable_on_the_way(self) -> bool:
-        """Return whether the token goes to another machine without TLS. Raises ValueError if the URL is none."""
+        """Return True if the token goes to another machine without TLS. Raises ValueError for an invalid URL."""
         parts = urlsplit(self.url)
         host = parts.hostname or ""
         if self.token is None or parts.scheme != "http":
@@ -51,8 +52,7 @@ class Profile(Struct, frozen=True):
 
 
 def profile_of_link(link: str) -> Profile | None:
-    """Return the server and the token in a link that signs in (`/#token=…` or `/admin/#token=…`); None for a URL without a
-    token."""
+    """Return server and token of a sign-in link (`/#token=…` or `/admin/#token=…`); None for a URL without a token."""
     url, _, fragment = link.partition("#")
     tokens = parse_qs(fragment).get("token")
     return Profile(url.rstrip("/").removesuffix("/admin"), tokens[0]) if tokens else None
@@ -64,10 +64,10 @@ def profile_path(environment: Mapping[str, str]) -> Path:
 
 
 def load_profile(environment: Mapping[str, str] = os.environ) -> Profile | None:
-    """`UPLOADER_URL` and `UPLOADER_TOKEN` go before the file. None where neither names a server. Raises ValueError, saying
-    what is wrong with the file.
+    """Return the profile in `UPLOADER_URL` and `UPLOADER_TOKEN`, or else in the file. None if neither names a server. Raises
+    ValueError with the fault of the file.
 
-    A kept token is for the server it was kept with, and is never shown to another one.
+    A stored token belongs to the server stored with it, and is never sent to another server.
     """
     try:
         kept = _read(profile_path(environment))
@@ -83,10 +83,10 @@ def load_profile(environment: Mapping[str, str] = os.environ) -> Profile | None:
 
 
 def save_profile(profile: Profile, environment: Mapping[str, str] = os.environ) -> Path:
-    """Keep the profile, readable by nobody else. Raises OSError."""
+    """Store the profile, readable only for this user. Raises OSError."""
     path = profile_path(environment)
     members = {"url": profile.url, "token": profile.token}
-    # A JSON string is a TOML string, too.
+    # Every JSON string is also a TOML string.
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in members.items() if value]
     write_secret(path, "".join(lines))
     return path
@@ -95,7 +95,7 @@ def save_profile(profile: Profile, environment: Mapping[str, str] = os.environ) 
 def _read(path: Path) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8")
-        import tomllib  # here, because who is named by the environment has no such file
+        import tomllib  # imported here, because many users have no such file
 
         kept = tomllib.loads(text)
     except FileNotFoundError:
@@ -123,15 +123,15 @@ def run_client(
     patience_seconds: float = _SHORT_PATIENCE_SECONDS,
     **options: Any,
 ) -> None:
-    """Run a command to its end and exit with the code it gives; `options` are of `AsyncClient`. By a link no profile is
-    needed; `password` is asked for the one of a link that has one."""
+    """Run a command and exit with its code; `options` go to `AsyncClient`. With a link, no profile is needed; `password` is
+    called if the link has a password."""
     caller = link or profile or kept_profile() or fail(_NOBODY, EXIT_CONFIGURATION)
 
     async def run(reporter: Reporter) -> int:
         told_at: dict[str, float] = {}
 
         def tell(error: ClientError, pause_seconds: float) -> None:
-            """Tell a person of each trouble once only."""
+            """Mark an error as repeated if it was shown less than a minute ago."""
             now = time.monotonic()
             repeated = now - told_at.get(error.detail, -_SAME_TROUBLE_SECONDS) < _SAME_TROUBLE_SECONDS
             told_at[error.detail] = now
@@ -156,7 +156,7 @@ def run_client(
 async def _client(
     caller: Profile | LinkAddress, password: Callable[[], str] | None, options: dict[str, Any]
 ) -> AsyncClient:
-    """Raises ClientError, where a link is not there or has ended."""
+    """Raises ClientError if a link does not exist or has ended."""
     try:
         if isinstance(caller, LinkAddress):
             return await AsyncClient.from_link(caller.url, password, **options)
@@ -166,7 +166,7 @@ async def _client(
 
 
 def with_client(work: Callable[..., Awaitable[int]]) -> Callable[..., None]:
-    """Make a command of what is done with a client and a reporter; whatever else `work` takes is what the command takes."""
+    """Turn `work` into a command with a client and a reporter; the other parameters of `work` are those of the command."""
 
     @shown_options
     @wraps(work)
@@ -192,8 +192,8 @@ def _make_reporter(*, as_json: bool, quiet: bool) -> Reporter:
 @click.argument("url", required=False)
 @shown_options
 def login(url: str | None, as_json: bool, quiet: bool) -> None:
-    """Try a server's URL and your token, and keep them. The URL may be a link that signs in, as `uploader serve` prints
-    it on a terminal: it has both.
+    """Try a server's URL and your token, and keep them. The URL may be a link that signs in, as `uploader serve` prints it
+    on a terminal: it has both.
 
     Without such a link, the command asks for the token on the terminal, or reads it from standard input: others can see
     arguments. It keeps both in ~/.config/uploader/client.toml (or below XDG_CONFIG_HOME), readable by you alone.
@@ -208,7 +208,7 @@ def login(url: str | None, as_json: bool, quiet: bool) -> None:
         try:
             await client.usage()
             path = save_profile(profile)
-        except Unauthenticated as error:  # who is about to log in needs no word about how
+        except Unauthenticated as error:  # a hint at `uploader login` would not help here
             reporter.show(events.Failed(None, error.code, error.detail, error.retryable))
             return events.EXIT_AUTHENTICATION
         except OSError as error:

@@ -1,8 +1,8 @@
-"""Shows on a terminal how files move: a bar for each large one, and one for all. Messages stay above them.
+"""Shows transfers on a terminal: a bar for each large file and one for all. Messages are printed above the bars. `Figures`
+computes the progress of a `put` or `get` from its events.
 
-`Figures` are how far a `put` or `get` is as a whole, from its events. rich lays out the lines. Its `Live` would leave some
-on a terminal that gets narrower, hide the cursor where the command is killed, and draw over the shell of a job in the
-background.
+rich lays the lines out, but its `Live` is not used: it leaves lines behind when a terminal gets narrower, hides the cursor
+if the command is killed, and draws over the shell while the job is in the background.
 """
 
 import asyncio
@@ -29,26 +29,26 @@ from uploader.client.transfer import Speed
 from uploader.units import human_bytes
 
 _SHORTEST_WINDOW_SECONDS = 1.0
-# A server that was stopped, or a line that is dead, says nothing for long before a call fails.
+# A stopped server or a dead connection is silent for a long time before a call fails.
 _SILENCE_SECONDS = 10.0
 _INTERVAL_SECONDS = 0.125
 
 STDOUT = "-"
 _MOST_BARS = 12
-# The lines beside those of files: an empty one, how many more, the total, what it waits for, the last of the screen.
+# Lines other than files: an empty one, "and … more", the total, the reason for waiting, the last line of the screen.
 _OTHER_LINES = 5
-# Of each cell beside the name, so that nothing jumps: of a bar, of `1000 MiB of 9.8 GiB`, `1023.9 KiB/s`, `59 min 9 s left`.
+# Fixed widths of the cells after the name, to avoid jumps: bar, `1000 MiB of 9.8 GiB`, `1023.9 KiB/s`, `59 min 9 s left`.
 _CELL_COLUMNS = (8, 20, 12, 16)
-# Where there is no place for all of them, how much and how long.
+# On a narrow terminal, only show the amount and the time left.
 _NARROW_COLUMNS = 70
 _NARROW_CELLS = (1, 3)
-# An outage that is worth a word when it is over.
+# Longer outages get a message when they end.
 _OUTAGE_SECONDS = 5.0
 _STEP_SECONDS = 10.0
 
 
 class Figures:
-    """Takes the events of one command, and is asked now and then."""
+    """Collects the events of one command, and computes the figures on request."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -83,13 +83,13 @@ class Figures:
         self._news_at = self._clock()
 
     def _go_on(self) -> None:
-        """Note that the other end has answered. A pause is none of its speed."""
+        """The server has answered. Begin a new measurement of the speed after an outage."""
         if self._away is not None:
             self._away = None
             self._speed = Speed()
 
     def _end(self, path: str | None, moved_bytes: int) -> None:
-        """End a file. One of a batch never moves: it is there, or it is not."""
+        """End a file. Files of a batch have no progress events; they count when they end."""
         if path is None:
             return
         last = self.moving.pop(path, None)
@@ -99,20 +99,20 @@ class Figures:
 
     @property
     def there_bytes(self) -> int:
-        """Return the bytes of all files that have arrived or are on their way."""
+        """Return the bytes that have arrived or are on their way, of all files."""
         return self._over_bytes + sum(map(_there, self.moving.values()))
 
     def sample(self) -> None:
-        """Take a sample of the speed. To be called a few times a second, so that what stands still is seen to."""
+        """Measure the speed. Called several times a second, to notice a standstill."""
         self._speed.sample(self._clock(), self._over_moved_bytes + sum(map(_gone, self.moving.values())))
 
     def pace(self) -> tuple[float | None, float | None]:
-        """Return the speed of all files together, and the seconds for all that is left, also of files that are not begun."""
+        """Return the speed of all files, and the seconds left for all bytes, including files that have not begun."""
         rate = None if self.waiting() else self._speed.per_second(_SHORTEST_WINDOW_SECONDS) or None
         return rate, None if rate is None else max(0, self.planned.bytes - self.there_bytes) / rate
 
     def waiting(self) -> tuple[float, str] | None:
-        """Return for how many seconds nothing goes on, and why, as far as that is known."""
+        """Return the seconds since the transfer stands still, and the reason if known; None if it does not."""
         now = self._clock()
         if self._away is not None:
             since, why = self._away
@@ -121,7 +121,7 @@ class Figures:
         return (now - self._news_at, "no answer") if is_silent else None
 
     def words(self) -> tuple[str, str, str, str]:
-        """Say how many files, how much, how fast, how long."""
+        """Return texts for files, bytes, speed and time left."""
         return (
             f"{self.over_files} of {events.count_of_files(self.planned.files)}",
             f"{human_bytes(self.there_bytes)} of {human_bytes(self.planned.bytes)}",
@@ -130,7 +130,7 @@ class Figures:
 
 
 def _gone(event: events.Moving) -> int:
-    """Count what brings it nearer to its end, whether it moved or need not."""
+    """Return the bytes of progress, moved or spared."""
     return event.moved_bytes + event.spared_bytes
 
 
@@ -139,19 +139,19 @@ def _there(event: events.Moving) -> int:
 
 
 def reporter_of_terminal() -> Reporter:
-    """Return what reports to a person whose standard error is a terminal. Beside a pipe there are no bars: its reader
-    may write to the same terminal, at any time. On Windows nobody knows who reads."""
+    """Return a reporter for a terminal on standard error. If standard output is a pipe, its reader may print to the same
+    terminal at any time, so there are no bars; Windows does not tell who reads."""
     if sys.platform == "win32" or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         return Steps()
     try:
         mode = os.fstat(sys.stdout.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):  # it is closed
+    except (AttributeError, OSError, ValueError):  # closed
         return Steps()
     return Bars() if stat.S_ISREG(mode) or stat.S_ISCHR(mode) else Steps()
 
 
 class Steps(Reporter):
-    """Prints a line of progress every ten seconds, where there is no place for bars."""
+    """Prints a line of progress every ten seconds; used if bars are not possible."""
 
     def __init__(self) -> None:
         self._figures = Figures()
@@ -171,14 +171,14 @@ class Steps(Reporter):
 
 
 class Bars(Reporter):
-    """Begins with the first file; other commands never see a bar."""
+    """Shows bars from the first file on. Commands without files show none."""
 
     def __init__(self) -> None:
         self._figures = Figures()
         self._is_started = False
         self._below: list[str] = []
         self._caught: list[signal.Signals] = []
-        self._name_columns = 0  # of the longest so far, so that nothing jumps
+        self._name_columns = 0  # the longest name so far, to avoid jumps
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._wipe()
@@ -196,7 +196,7 @@ class Bars(Reporter):
         else:
             super().show(event)
         if isinstance(event, events.Started):
-            # Unless the terminal gets the content of the file itself.
+            # No bars if the terminal gets the content of the file.
             begins = event.path != STDOUT or not sys.stdout.isatty()
         else:
             begins = isinstance(event, events.Retrying) and self._figures.planned.files > 0
@@ -213,7 +213,7 @@ class Bars(Reporter):
 
     def _start(self) -> None:
         self._is_started = True
-        # Those that would leave the lines behind: to be stopped by Ctrl-Z, and to be ended.
+        # The signals of Ctrl-Z and of an end, which would leave the lines on the screen.
         leaving = (signal.SIGTSTP, signal.SIGTERM, signal.SIGHUP)
         self._caught = [number for number in leaving if signal.getsignal(number) is signal.SIG_DFL]
         for number in self._caught:
@@ -221,18 +221,18 @@ class Bars(Reporter):
         self._draw_again()
 
     def _step_aside(self, number: int, _frame: FrameType | None) -> None:
-        """Do what the signal asks for, with a clean terminal."""
+        """Wipe the lines, then let the signal have its default effect."""
         self._wipe()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-        signal.signal(number, self._step_aside)  # it was only stopped, and goes on
+        signal.signal(number, self._step_aside)  # after Ctrl-Z, the command goes on here
 
     def _draw_again(self) -> None:
         asyncio.get_running_loop().call_later(_INTERVAL_SECONDS, self._draw_again)
         self._figures.sample()
         if _is_in_foreground():
             size = os.get_terminal_size(sys.stderr.fileno())
-            # A terminal that says nothing of it has the size that all had once.
+            # 80 × 24 if the terminal reports no size.
             self._draw(self._lines(size.columns or 80, size.lines or 24))
 
     def _draw(self, lines: list[str]) -> None:
@@ -245,7 +245,7 @@ class Bars(Reporter):
             wipe_below()
 
     def _lines(self, width: int, height: int) -> list[str]:
-        """Return all lines, none longer than the terminal is wide, the first one empty."""
+        """Return all lines, cut to the width of the terminal; the first line is empty."""
         moving = list(self._figures.moving.values())
         room = max(0, min(height - _OTHER_LINES, _MOST_BARS))
         self._name_columns = max([self._name_columns, *(cell_len(shown(event.name)) for event in moving[:room])])
@@ -282,16 +282,16 @@ class Bars(Reporter):
 
 
 def _is_in_foreground() -> bool:
-    """Tell whether the terminal is ours: that of a job in the background is its shell's."""
+    """Return True if this process may draw on the terminal. A job in the background must not."""
     try:
         return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
     except OSError:
-        return True  # it controls nobody
+        return True  # not the controlling terminal
 
 
 def short_name(name: str, columns: int) -> str:
-    """Return a name that fits: without its first folders, or else the begin and the end of its last segment, as names
-    that are alike differ there."""
+    """Shorten a name to some columns: drop its first folders, or cut the middle of its last segment, because similar names
+    differ at their beginning or end."""
     name = shown(name)
     if cell_len(name) <= columns:
         return name

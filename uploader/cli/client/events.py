@@ -1,7 +1,6 @@
-"""Events of a client command, which `--json` prints one a line; in words; and as an exit code.
-
-In words, results go to standard output, what went wrong and what is only said by the way to standard error. The JSON
-Schema is `docs/events.schema.json`, which `python -m tests.support.reference` writes.
+"""The events of client commands: as JSON lines (`--json`), as text for people, and as exit codes. Results go to standard
+output; errors and remarks go to standard error. `python -m tests.support.reference` writes their JSON Schema,
+`docs/events.schema.json`.
 """
 
 import os
@@ -37,7 +36,7 @@ EXIT_TRY_AGAIN = 5
 EXIT_FAILED = 6
 EXIT_INTERRUPTED = 130
 
-# Of several failures the most telling one counts: what only a person can mend goes before what time may mend.
+# If several files failed, this order decides: errors that need a person come before errors that may pass.
 _BY_WEIGHT = (EXIT_CONFIGURATION, EXIT_AUTHENTICATION, EXIT_QUOTA, EXIT_FAILED, EXIT_TRY_AGAIN)
 
 _HOW = {"sent": "sent", "fetched": "fetched", "instant": "on the server already", "present": "there already"}
@@ -47,12 +46,12 @@ class Event(Struct, tag_field="event"):
     """One line of `--json`."""
 
     def lines(self) -> Iterable[str]:
-        """Return the lines for a person, without what matters to programs alone."""
+        """Return the lines for people; none for events that only programs need."""
         return ()
 
 
 class Planned(Event, tag="planned"):
-    """The begin of `put` and `get`: how many files, and how many bytes they have."""
+    """The beginning of `put` and `get`: the number of files, and their bytes."""
 
     files: int
     bytes: int
@@ -67,7 +66,7 @@ class Started(Event, tag="started"):
 
 
 class Moving(Event, tag="progress"):
-    """The progress of a file, at most twice a second. Figures are bytes; `moved_bytes` are those of this run."""
+    """The progress of a file, at most twice a second, in bytes. `moved_bytes` are the bytes that this run moved."""
 
     path: str
     name: str
@@ -80,12 +79,12 @@ class Moving(Event, tag="progress"):
     merged_bytes: int
     bytes_per_second: float | None
     seconds_left: float | None
-    # Of a file that replaces another one: what was there already, and did not move.
+    # Bytes that did not move, because the replaced file already had them.
     spared_bytes: int = 0
 
 
 class Retrying(Event, tag="retry"):
-    """A call failed for the moment and is tried again after a pause; `repeated` as one before it, in the last minute."""
+    """A call failed and is tried again after a pause. `repeated`: the same error was shown within the last minute."""
 
     code: str
     detail: str
@@ -97,17 +96,17 @@ class Retrying(Event, tag="retry"):
 
 
 class Completed(Event, tag="complete"):
-    """A file is whole at the other end, and its SHA-256 is right.
+    """A file is complete at the other end, and its SHA-256 matches.
 
-    `how`: `sent` or `fetched`; `instant`, the content was on the server already; `present`, so was this very file.
+    `how`: `sent` or `fetched`; `instant`: the server already had the content; `present`: the file was already there.
     """
 
     path: str
     file: File
     how: How
-    # How many files of the same name it took the place of.
+    # The number of replaced files with the same name.
     replaced: int = 0
-    # The word that this file came by with others, if one `folder-ended` tells of them all.
+    # The folder or pattern of this file, if a `folder-ended` sums up its files.
     folder: str | None = None
 
     def lines(self) -> Iterable[str]:
@@ -118,7 +117,7 @@ class Completed(Event, tag="complete"):
 
 
 class FolderEnded(Event, tag="folder-ended"):
-    """The files of a folder, or those that a pattern matched, are over; those that failed were told of each for itself."""
+    """The end of the files of a folder or a pattern. Each failed file had an event of its own."""
 
     name: str
     files: int
@@ -135,13 +134,13 @@ class FolderEnded(Event, tag="folder-ended"):
 
 
 class Failed(Event, tag="failed"):
-    """Something did not work; `path` names the file, if it is about one."""
+    """An error; `path` names the file, if the error concerns one."""
 
     path: str | None
     code: str
     detail: str
     retryable: bool
-    # Whether `names-refused` tells people of it, with others.
+    # True if a `names-refused` shows this failure to people.
     together: bool = False
 
     def lines(self) -> Iterable[str]:
@@ -152,14 +151,14 @@ class Failed(Event, tag="failed"):
 
 
 class RefusedName(Struct):
-    """A file here, and why the server takes no file of its name."""
+    """A file on this machine whose name the server refuses, and the reason."""
 
     path: str
     reason: str
 
 
 class NamesRefused(Event, tag="names-refused"):
-    """So many files have names that the server does not take; some of them, and why. `encoded` with `--encode-names`."""
+    """The number of files with names that the server refuses, and some examples. `encoded`: `--encode-names` was given."""
 
     files: int
     examples: list[RefusedName]
@@ -175,7 +174,7 @@ class NamesRefused(Event, tag="names-refused"):
 
 
 class Skipped(Event, tag="skipped"):
-    """Something in a directory that is neither a regular file nor a folder, or is not followed."""
+    """An entry of a directory that is left out: neither file nor folder, or a link that is not followed."""
 
     path: str
     reason: str
@@ -185,10 +184,10 @@ class Skipped(Event, tag="skipped"):
 
 
 class TransferSummary(Event, tag="summary"):
-    """The end of `put` and `get`: how many files, and what the command exits with. `left` were not begun.
+    """The end of `put` and `get`: the number of files, and the exit code. `left` files were not begun.
 
-    `complete` are `sent`, `fetched`, `instant` and `present`, with `bytes` together; `replaced` are files whose names others
-    have now. `moved_bytes` went over the network, in `seconds` from the first file to the last.
+    `complete` is the sum of `sent`, `fetched`, `instant` and `present`, with `bytes` in all; `replaced` counts replaced
+    files. `moved_bytes` went over the network, in `seconds` from the first file to the last.
     """
 
     files: int
@@ -204,12 +203,12 @@ class TransferSummary(Event, tag="summary"):
     present: int = 0
     replaced: int = 0
     moved_bytes: int = 0
-    # What did not, because the files that were replaced had it.
+    # Bytes that did not move, because the replaced files already had them.
     spared_bytes: int = 0
     bytes_per_second: float | None = None
 
     def lines(self) -> Iterable[str]:
-        """Return no line for a single file, whose own line says all."""
+        """Return no line for a single file: its own line says everything."""
         return [self.all_words()] if self.files != 1 or self.failed or self.spared_bytes else []
 
     def all_words(self) -> str:
@@ -226,7 +225,7 @@ class Would(Event, tag="would"):
     """A change that `sync` would make to a file of the target, without `--dry-run`."""
 
     action: Literal["send", "replace", "fetch", "delete", "make"]
-    # Of a folder, which is made or deleted, with a slash at its end.
+    # With a final slash for a folder, which is made or deleted.
     path: str
     size: int
 
@@ -236,8 +235,8 @@ class Would(Event, tag="would"):
 
 
 class SyncSummary(Event, tag="sync-summary"):
-    """The end of `sync`: of so many files of the source, so many were moved, with so many bytes, or were there already; what
-    was deleted at the target; `left` were not begun. Of a dry run: what it would be."""
+    """The end of `sync`: of `files` in the source, `moved` were moved with `bytes`, `present` were there already, `left`
+    were not begun; `deleted` files of the target were deleted. A dry run counts planned changes."""
 
     files: int
     moved: int
@@ -249,7 +248,7 @@ class SyncSummary(Event, tag="sync-summary"):
     seconds: float
     dry_run: bool
     exit_code: int
-    # Of the bytes that were moved: what need not be sent, because the files that were replaced had it.
+    # Part of `bytes` that was not sent, because the replaced files already had it.
     spared_bytes: int = 0
 
     def lines(self) -> Iterable[str]:
@@ -262,7 +261,7 @@ class SyncSummary(Event, tag="sync-summary"):
 
 
 class DeletedHere(Event, tag="deleted-here"):
-    """A file of this machine is deleted, or an empty folder, with a slash at the end of its path."""
+    """A file on this machine was deleted, or an empty folder (its path ends with a slash)."""
 
     path: str
     size: int
@@ -272,7 +271,7 @@ class DeletedHere(Event, tag="deleted-here"):
 
 
 class Interrupted(Event, tag="interrupted"):
-    """Ctrl-C: what has arrived stays, and the same command goes on from there."""
+    """Ctrl-C was pressed. Arrived bytes stay; the same command continues."""
 
     def lines(self) -> Iterable[str]:
         return ["uploader: interrupted; the same command goes on from here"]
@@ -289,7 +288,7 @@ class Listed(Event, tag="file"):
 
 
 class ListedFolder(Event, tag="folder"):
-    """A folder of `ls`, and what is in it."""
+    """A folder of `ls`, with the number and the size of its files."""
 
     folder: Folder
 
@@ -329,10 +328,10 @@ class ListedUsage(Event, tag="usage"):
 
 
 class MadeFolder(Event, tag="folder-made"):
-    """An empty folder was made: on the server, or by `get` and `sync` here."""
+    """An empty folder was made: on the server, or on this machine by `get` and `sync`."""
 
     name: str
-    # Whether it came with the files of a command, whose other lines tell people of them.
+    # True if the folder came with files; people then see a summary instead of this line.
     together: bool = False
 
     def lines(self) -> Iterable[str]:
@@ -371,7 +370,7 @@ class Restored(Event, tag="restored"):
 
 
 class EmptiedTrash(Event, tag="trash-emptied"):
-    """All deleted files are removed for good: so many."""
+    """All deleted files were removed for good; `files` is their number."""
 
     files: int
 
@@ -380,7 +379,7 @@ class EmptiedTrash(Event, tag="trash-emptied"):
 
 
 class DeletedFolder(Event, tag="folder-deleted"):
-    """All that was in a folder is deleted: so many files."""
+    """A folder was deleted, with all its files; `files` is their number."""
 
     name: str
     files: int
@@ -390,7 +389,7 @@ class DeletedFolder(Event, tag="folder-deleted"):
 
 
 class Renamed(Event, tag="renamed"):
-    """A file has another name."""
+    """A file was renamed."""
 
     file: File
     old_name: str
@@ -400,7 +399,7 @@ class Renamed(Event, tag="renamed"):
 
 
 class MovedFolder(Event, tag="folder-moved"):
-    """All that was in a folder is in another one: so many files."""
+    """A folder was moved, with all its files; `files` is their number."""
 
     name: str
     old_name: str
@@ -411,7 +410,7 @@ class MovedFolder(Event, tag="folder-moved"):
 
 
 class Noted(Event, tag="note"):
-    """Something is not as it might be expected, and did not fail."""
+    """A remark about something unexpected that is not an error."""
 
     detail: str
 
@@ -439,7 +438,7 @@ class MadeLink(Event, tag="link-made"):
 
 
 class ListedLink(Event, tag="link"):
-    """A link of `links`, and what came of it."""
+    """A link of `links`, with the number of uses."""
 
     link: Link
 
@@ -455,7 +454,7 @@ class ListedLink(Event, tag="link"):
 
 
 class RevokedLink(Event, tag="link-revoked"):
-    """A link has ended by `unshare`."""
+    """A link was ended by `unshare`."""
 
     link: Link
 
@@ -464,7 +463,7 @@ class RevokedLink(Event, tag="link-revoked"):
 
 
 class LoggedIn(Event, tag="logged-in"):
-    """The server knows the token; both are kept in `path`."""
+    """The server accepted the token; server and token are stored in `path`."""
 
     url: str
     path: str
@@ -484,12 +483,12 @@ def exit_code_of(error: ClientError) -> int:
 
 
 def worst_of(codes: set[int]) -> int:
-    """Return the exit code of a command some of whose parts failed with these."""
+    """Return the exit code of a command with these failures of its parts."""
     return next((code for code in _BY_WEIGHT if code in codes), EXIT_OK)
 
 
 def failed(path: str | None, error: ClientError) -> Failed:
-    """Return a failure of one file, or of all of it."""
+    """Return the event of an error, of one file or of the whole command."""
     return Failed(path, error.code, shown_path(_words_of(error)), error.retryable)
 
 
@@ -500,13 +499,13 @@ def _words_of(error: ClientError) -> str:
         return f"{error.detail}; {way}"
     if isinstance(error, ServerProblem):
         sizes = {name: human_bytes(value) for name, value in error.fields.items() if isinstance(value, int)}
-        with suppress(KeyError):  # a server that gives no figures
+        with suppress(KeyError):  # the server gave no figures
             return _refusal(error, sizes) or error.detail + _figures(error)
     return error.detail
 
 
 def _figures(error: ServerProblem) -> str:
-    """Return the members of the problem that its words only name."""
+    """Return the values of members that the problem's text mentions in backquotes."""
     named = {name: error.fields.get(name) for name in re.findall("`([a-z_]+)`", error.detail)}
     told = [f"{name}: {value}" for name, value in named.items() if isinstance(value, str | int)]
     faults = named.get("errors")
@@ -516,7 +515,7 @@ def _figures(error: ServerProblem) -> str:
 
 
 def _refusal(error: ServerProblem, sizes: dict[str, str]) -> str | None:
-    """Say with the figures that a file does not fit, or is one too many. Raises KeyError if they were not given."""
+    """Describe a refused file with the figures of the problem. Raises KeyError if a figure is missing."""
     if isinstance(error, QuotaExceeded):
         fields = error.fields
         free_bytes = fields["total_space"] - fields["use_space_finished"] - fields["reserved"]
@@ -541,7 +540,7 @@ def _refusal(error: ServerProblem, sizes: dict[str, str]) -> str | None:
 
 
 def is_by_the_way(event: Event) -> bool:
-    """Return whether it is no result, which standard output is for."""
+    """Return True for errors and remarks, which go to standard error."""
     summaries = TransferSummary | SyncSummary
     return isinstance(event, Failed | NamesRefused | Retrying | Skipped | Interrupted | Noted | summaries)
 
@@ -553,7 +552,7 @@ def _counts(event: FolderEnded | TransferSummary) -> dict[str, int]:
 
 
 def _told(counts: dict[str, int]) -> str:
-    """Those that are any."""
+    """List the counts other than 0."""
     told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     return told and f": {told}"
 

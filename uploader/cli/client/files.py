@@ -1,4 +1,4 @@
-"""`ls`, `rm`, `mv`, `trash`, `restore`, `usage`, `uploads` and `cancel`: the commands about what is on the server."""
+"""`ls`, `rm`, `mv`, `trash`, `restore`, `usage`, `uploads` and `cancel`: commands for files on the server."""
 
 import shlex
 from collections import defaultdict
@@ -115,7 +115,7 @@ async def rm(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], re
 
 
 async def _note_restore(client: AsyncClient, reporter: Reporter, name: str, count: int) -> None:
-    """Say how deleted files come back, if the trash has them. An older server has no trash."""
+    """Tell how to restore deleted files, if they are in the trash. Older servers have no trash."""
     with suppress(ClientError):
         async for file in client.deleted(name=None if name.endswith("/") else name):
             if file.name.startswith(name):
@@ -132,8 +132,7 @@ async def _note_restore(client: AsyncClient, reporter: Reporter, name: str, coun
 @with_client
 async def mv(client: AsyncClient, reporter: Reporter, name: str, new_name: str, force: bool) -> int:
     """Rename or move a file or a folder. Folders are what names have before a `/`; a NEW_NAME that ends with a `/` is the
-    folder to move it into.
-    """
+    folder to move it into."""
     found = one_thing(await look_up(client, name))
     if found.matches:
         raise AmbiguousName(f"{name!r} is a pattern: only one file or folder is moved at a time")
@@ -207,7 +206,7 @@ async def restore(client: AsyncClient, reporter: Reporter, words: tuple[str, ...
 
 
 async def _deleted_by(client: AsyncClient, word: str, version_id: str | None) -> list[DeletedFile]:
-    """Find what a word means in the trash: of each name the latest version. Raises NoSuchFile, ClientError."""
+    """Find the deleted files that a word names, the latest version of each name. Raises NoSuchFile, ClientError."""
     folder = word if word.endswith("/") else None
     found: dict[str, DeletedFile] = {}
     async for file in client.deleted(name=None if folder or is_id(word) else word):
@@ -227,8 +226,7 @@ async def _deleted_by(client: AsyncClient, word: str, version_id: str | None) ->
 @click.pass_context
 def trash(context: click.Context, /, **shown: Any) -> None:
     """List deleted files, or remove them for good. Replaced files are included: id, when it was, size, name, and until when
-    `uploader restore` brings them back; the latest first.
-    """
+    `uploader restore` brings them back; the latest first."""
     if context.invoked_subcommand is None:
 
         async def work(client: AsyncClient, reporter: Reporter) -> int:
@@ -274,7 +272,7 @@ def _listed(each: File | Folder) -> events.Listed | events.ListedFolder:
 
 
 def _matched(matches: Iterable[tuple[str, File]]) -> list[File | Folder]:
-    """Files that a pattern matched, and the folders that it matched with what is in them; by name."""
+    """Return matched files, and matched folders with number and size of their files; sorted by name."""
     found: list[File | Folder] = []
     folders: dict[str, list[File]] = defaultdict(list)
     for matched, file in matches:
@@ -287,7 +285,7 @@ def _matched(matches: Iterable[tuple[str, File]]) -> list[File | Folder]:
 
 
 class _Removal(NamedTuple):
-    """A file, or with a slash at the end of its name all that is in a folder."""
+    """A file, or a folder with all its files (the name ends with a slash)."""
 
     name: str
     file: File | None = None

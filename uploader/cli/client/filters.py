@@ -1,10 +1,10 @@
-"""Compares names with patterns, and decides which files are taken by what was excluded, included and listed. Pure, but
-for reading the list.
+"""Matches names against patterns, and selects files by `--exclude`, `--include` and `--files-from`. Pure, except for reading
+the list.
 
-A pattern has `*`, `?`, `[…]` within one part of a name, `**` for any number of parts, as shells have them. A filter is as in
-a .gitignore: with a `/` before its end it is of a whole path, without one of a name in any folder; a `/` at its end says
-that folders are meant. What matches a folder matches all that is in it. The first rule that matches decides; what none
-matches is taken, unless all rules are to include something. Each file is decided by itself.
+Patterns use the wildcards of shells: `*`, `?` and `[…]` within a segment of a name, `**` for any number of segments. Filters
+follow .gitignore: a pattern with a `/` before its end applies to the whole path, otherwise to a name in any folder; a final
+`/` selects folders only. A pattern that matches a folder matches all its files. The first matching rule decides; without a
+match, a file is taken unless all rules are includes. Each file is decided on its own.
 """
 
 import os
@@ -18,7 +18,7 @@ from uploader.client.plan import folders_of
 
 _MAGIC = re.compile(r"[*?[]")
 
-# One part of a name, or with None any number of them.
+# A segment of a pattern; None for `**`.
 _Part = Callable[[str], object] | None
 
 
@@ -29,15 +29,14 @@ def is_pattern(word: str) -> bool:
 class Pattern:
     def __init__(self, word: str) -> None:
         fixed = _MAGIC.split(word, maxsplit=1)[0]
-        # What all names begin with that it matches, and the folder that they all are in.
+        # The common beginning of all matching names, and their common folder.
         self.prefix = fixed
         self.base = fixed[: fixed.rfind("/") + 1]
         self._folders_only = word.endswith("/")
         self._parts = [_part(text) for text in word.rstrip("/").split("/")]
 
     def match(self, name: str) -> str | None:
-        """Return the part of a name that the pattern matches: all of it, or a folder of the file, with a slash at its
-        end."""
+        """Return the matching part of a name: the whole name, or a folder with a final slash; None without a match."""
         parts = name.split("/")
         if not self._folders_only and _fits(self._parts, parts):
             return name
@@ -73,11 +72,11 @@ class Rule:
         return self._pattern.match(path) is not None
 
     def matches_folder(self, path: str) -> bool:
-        return (self._pattern.match(f"{path}/\0") or "").endswith("/")  # no file has that name
+        return (self._pattern.match(f"{path}/\0") or "").endswith("/")  # no file has this name
 
 
 class Filters:
-    """All rules in their order, and the files and folders that a list names, if there is one."""
+    """All rules in order, and the files and folders of a list, if given."""
 
     def __init__(self, rules: Sequence[Rule] = (), listed: Iterable[str] | None = None) -> None:
         self._rules = rules
@@ -92,15 +91,14 @@ class Filters:
         return Filters(self._rules, listed)
 
     def take(self, path: str) -> bool:
-        """Return whether to take a file, by its relative path."""
+        """Return True if a file is taken, by its relative path."""
         path = unicodedata.normalize("NFC", path)
         if not self._is_listed(path):
             return False
         return next((rule.includes for rule in self._rules if rule.matches(path)), self._otherwise)
 
     def leave_out(self, path: str) -> bool:
-        """Tell whether a file is left out; or a folder, named with a slash at its end, that can have no file that is
-        taken."""
+        """Return True if a file is left out, or if a folder (final slash) cannot contain a file that is taken."""
         if not path.endswith("/"):
             return not self.take(path)
         folder = unicodedata.normalize("NFC", path[:-1])
@@ -108,7 +106,7 @@ class Filters:
             return True
         for rule in self._rules:
             if rule.includes:
-                return False  # perhaps something in it
+                return False  # a file in the folder may be included
             if rule.matches_folder(folder):
                 return True
         return False
@@ -120,7 +118,7 @@ class Filters:
 
 
 def listed_in(opened: IO[bytes]) -> list[str]:
-    """Return the relative paths of a list, one a line, each once, in order. Raises ValueError."""
+    """Return the relative paths of a list, one per line, without duplicates, in order. Raises ValueError."""
     listed: dict[str, None] = {}
     for number, line in enumerate(opened.read().split(b"\n"), 1):
         path = os.fsdecode(line.removesuffix(b"\r")).replace(os.sep, "/")

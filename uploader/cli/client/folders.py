@@ -1,5 +1,4 @@
-"""Empty folders: makes them at the other end, on the server or here, and tells how each ended. Those that are not empty come
-with their files."""
+"""Makes empty folders, on the server or on this machine, and reports the results. Folders with files need no such step."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -26,7 +25,7 @@ _AT_ONCE = 4
 async def mkdir(client: AsyncClient, reporter: Reporter, names: tuple[str, ...]) -> int:
     """Make empty folders on the server, and those that they lie in.
 
-    One that is there stays as it is.
+    An existing folder stays as it is.
     """
     codes = set()
     for name in names:
@@ -41,8 +40,8 @@ async def mkdir(client: AsyncClient, reporter: Reporter, names: tuple[str, ...])
 
 
 async def make_there(client: AsyncClient, reporter: Reporter, names: Iterable[str]) -> set[int]:
-    """Make folders on the server; return the exit codes of those that could not be. What stands between us and the server
-    stands between it and all of them; an older server keeps none, which is said once."""
+    """Make folders on the server; return the exit codes of failures. An error of the connection or the token ends the work,
+    because it would repeat for each folder. Older servers have no empty folders, which is reported once."""
     waiting, codes, made = list(reversed(list(names))), set[int](), 0
 
     async def go_on() -> None:
@@ -74,8 +73,8 @@ def _count(folders: int) -> str:
 
 
 def _make_here(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, ClientError | None]]:
-    """Make folders below a directory; yield each that was not there, and why if it could not be made. Follows no symbolic
-    link. Blocking."""
+    """Make folders below a directory. Yield each new folder, or each failure with its error. Follows no symbolic links.
+    Blocks."""
     for path in paths:
         try:
             placed(root, checked_path(path)).mkdir()
@@ -92,7 +91,7 @@ def _make_here(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, ClientEr
 
 
 async def make_here(reporter: Reporter, root: Path, paths: Iterable[str]) -> set[int]:
-    """Make folders below a directory and tell of each; return the exit codes of those that could not be made."""
+    """Make folders below a directory, and report each; return the exit codes of failures."""
     codes, made = set[int](), 0
     for path, error in await asyncio.to_thread(lambda: list(_make_here(root, paths))):
         here = shown_path(root / path)

@@ -1,4 +1,4 @@
-"""`get`: find what is meant, bring it here, and say how each ended."""
+"""`get`: finds the files that the words name, downloads them, and reports the results."""
 
 import asyncio
 import os
@@ -61,15 +61,14 @@ def get(
     verbose: bool,
     **of_client: Any,
 ) -> None:
-    """Download files and folders. NAME is a name, an id, or a pattern such
-    as 'photos/*.jpg' or '**/*.pdf', in quotes.
+    """Download files and folders. NAME is a name, an id, or a pattern such as 'photos/*.jpg' or '**/*.pdf', in quotes.
 
     A folder keeps its name, below the directory of --output, with the empty folders in it. Run it again after an
     interruption: it goes on where it stopped, and skips files that are here with the same size and time. A file appears when
-    it is complete and its digest was compared, with its time of modification.
+    all bytes are there and the digest was compared, with the time of modification.
 
-    A LINK (https://…/s/…) needs no account. What is in its folder comes into DIRECTORY, or one of the folder's name,
-    but for hidden names.
+    A LINK (https://…/s/…) needs no account. The files of a linked folder come into DIRECTORY, by default a directory with
+    the folder's name, except hidden names.
     """
     link = link_of(words[0]) if words else None
     if link is not None:
@@ -91,7 +90,8 @@ def get(
             return worst_of(codes)
         into, folder = target or ".", ""
         if link is not None and target is None:
-            # A stranger chose this name, too: no link here is followed by it, and no pattern of a shell makes it an option.
+            # Strangers chose this name, too: without `--allow-hidden` it must not look like an option when a shell expands a
+            # pattern.
             if found[0].word.startswith("-") and not allow_hidden:
                 raise HiddenName(
                     f"{found[0].word!r} would be an option of a command: name a DIRECTORY, or --allow-hidden"
@@ -118,7 +118,7 @@ def get(
         outcomes = await client.download_many(
             wanted, into, overwrite=force, checksum=checksum, allow_hidden=allowed, watcher=telling
         )
-        if not no_empty and len(outcomes) >= files:  # else the server is away
+        if not no_empty and len(outcomes) >= files:  # otherwise the server went away
             empty = await _empty_folders(client, found, listed, filters, decode_name if decode else str)
             codes |= await make_here(reporter, Path(into), empty)
         return telling.sum_up(files, codes)
@@ -134,9 +134,9 @@ async def _plan(
     decode: Callable[[str], str],
     into: str,
 ) -> tuple[list[Wanted], dict[str, str], set[str]]:
-    """Return which file goes where, below the folder `into`; the word of each file, by its name, that came with others by
-    one word; what was listed and is not there. What was listed is asked for by as few questions as there are beginnings of
-    names."""
+    """Return the wanted files with their paths below the folder `into`; the word that selected each file together with
+    others, by the file's name; and the listed paths that do not exist. Listed files are queried by as few prefixes as
+    possible."""
     wanted: dict[tuple[str, str], Wanted] = {}
     words: dict[str, str] = {}
     for each in found:
@@ -161,7 +161,7 @@ async def _plan(
 async def _empty_folders(
     client: AsyncClient, found: list[Meaning], listed: list[str], filters: Filters, decode: Callable[[str], str]
 ) -> list[str]:
-    """Return where folders go in which nothing lies: those in folders that were named."""
+    """Return the paths of empty folders in the named folders."""
     paths: list[str] = []
     for each in found:
         paths += [name.removeprefix(each.base) async for name in each.empty_folders(client)]
@@ -172,7 +172,7 @@ async def _empty_folders(
 
 
 async def _get_as(client: AsyncClient, reporter: Reporter, file: File, target: Path, *, overwrite: bool) -> int:
-    """Under a name of its own, which is compared by its content."""
+    """Download a single file to the path of `--output`; an existing file is compared by content."""
     told, local = Telling(reporter), LocalFile(target, file.name, file.size, 0)
     reporter.show(Planned(1, file.size))
     told.begun(local)
@@ -187,7 +187,7 @@ async def _get_as(client: AsyncClient, reporter: Reporter, file: File, target: P
 
 
 async def _write(client: AsyncClient, reporter: Reporter, file: File) -> int:
-    """Write to standard output, where nothing else goes: the exit code says that it is whole."""
+    """Write a file to standard output and nothing else; the exit code tells if it is complete."""
 
     def tell(progress: Progress) -> None:
         reporter.show(moving(STDOUT, progress))

@@ -1,5 +1,6 @@
-"""`share`, `links` and `unshare`: the commands about links of one's own; and how `put` and `get` come by the link of
-somebody else."""
+"""`share`, `links` and `unshare`: commands for the user's own links. Also the use of another user's link by `put`
+and `get`.
+"""
 
 import os
 import sys
@@ -17,7 +18,7 @@ from uploader.client import AsyncClient, ClientError, LinkFacts, errors
 from uploader.client.links import LinkAddress, link_address
 from uploader.client.plan import checked_name
 
-# A secret is no argument: others of the machine can see those.
+# Not an argument, because other users of the machine can see arguments.
 _PASSWORD_VARIABLE = "UPLOADER_LINK_PASSWORD"  # noqa: S105
 
 
@@ -49,9 +50,8 @@ async def share(
     max_files: int | None,
     max_downloads: int | None,
 ) -> int:
-    """Make a link to a file or a folder. Anyone with its URL, the last word that is printed, needs no account. A folder has
-    a `/` at its end.
-    """
+    """Make a link to a file or a folder. Anyone with the URL, the last printed word, needs no account. A folder has
+    a `/` at its end."""
     if upload and max_downloads is not None:
         fail("--max-downloads is of a link to download from", EXIT_USAGE)
     if not upload and (max_bytes is not None or max_files is not None):
@@ -104,12 +104,12 @@ def _slug_of(url: str) -> str:
     return url.rstrip("/").rpartition("/")[2]
 
 
-# The link of somebody else
+# Links of other users
 
 
 def link_of(word: str | None) -> LinkAddress | None:
-    """Return the link that a word of `put` or `get` is. What looks like a URL and is none of a link is bad usage: as a name
-    it would make folders."""
+    """Return the link that a word of `put` or `get` names, if any. A URL that is not a link is bad usage: as a name, it
+    would make folders."""
     if word is None or not word.startswith(("http://", "https://")):
         return None
     address = link_address(word)
@@ -117,7 +117,7 @@ def link_of(word: str | None) -> LinkAddress | None:
 
 
 async def need(client: AsyncClient, kind: str) -> LinkFacts:
-    """Return the facts of the client's link, which has to be of this kind."""
+    """Return the facts of the client's link. Exits if the link is of another kind."""
     facts = await client.link()
     if facts is None or facts.kind != kind:
         _refuse_kind(kind)
@@ -125,13 +125,14 @@ async def need(client: AsyncClient, kind: str) -> LinkFacts:
 
 
 async def behind(client: AsyncClient) -> Meaning:
-    """Return what the client's link leads to: a file, or a folder, whose name is the word. Raises InvalidName."""
+    """Return the file or folder behind the client's link; the folder's name becomes the word. Raises InvalidName."""
     facts = await need(client, "download")
     name = checked_name((facts.name or "download").rstrip("/"))
     if "/" in name:
         raise errors.InvalidName(f"the link's name {name!r} is no name of a file or a folder, but a path")
     page = await client.page(limit=2)
-    # A folder's name is told without its slash, and none where there is a password: one file alone is taken for itself.
+    # The facts name a folder without its slash, and hide the name if there is a password. A single file counts as the link's
+    # file.
     if len(page.files) == 1 and page.next is None and facts.name in (None, page.files[0].name):
         return Meaning(name, page.files)
     return Meaning(f"{name}/", folder="")
@@ -147,7 +148,7 @@ def _refuse_kind(kind: str) -> NoReturn:
 
 
 def ask_password() -> str:
-    """Take the password of a link from the environment, or ask for it on the terminal."""
+    """Return the password of a link, from the environment or the terminal."""
     return _asked(confirm=False)
 
 

@@ -1,8 +1,8 @@
-"""Finds the files of this machine that a command line names, below directories, too; and turns names that no server takes
-into names that each takes, and back.
+"""Finds the files that a command line names on this machine, also in directories. Encodes names that servers refuse, and
+decodes them.
 
-What is refused of a name is written `%5C`, byte by byte, as in a URL. A `%` that could be read as such is written `%25`, so
-that each encoded name is one name here, whatever else lies beside it.
+A refused character is written byte by byte in the form `%5C`, as in URLs. A `%` that could be mistaken for such an encoding
+is written `%25`. Different names on this machine therefore stay different.
 """
 
 import os
@@ -22,22 +22,22 @@ from uploader.client.plan import folders_of
 from uploader.client.system import is_link, leads_elsewhere
 from uploader.domain.names import CONTROL, normalise_name
 
-# Also what stands for a byte that is no UTF-8 (PEP 383).
+# Includes the surrogates that stand for bytes outside UTF-8 (PEP 383).
 _REFUSED = re.compile(rf"{CONTROL.pattern}|\\|[\udc80-\udcff]|%(?=[0-9A-Fa-f]{{2}})")
 _ENCODED = re.compile(rb"%([0-9A-F]{2})")
 
-# Of what is not there: no calendar has it, so nothing is as old.
+# The time of a missing file: later than any calendar reaches; no file has this time.
 _NO_TIME_NS = 1 << 80
 
 
 def encode_name(name: str) -> str:
-    """Return a relative path as a server takes it, unless it is too long."""
+    """Encode a relative path for servers, which may still find it too long."""
     return _REFUSED.sub(lambda found: "".join(f"%{byte:02X}" for byte in _bytes(found[0])), name)
 
 
 def decode_name(name: str) -> str:
-    """Undo `encode_name` for each part that it could have made; any other is left as it is, so that nothing here
-    becomes a slash, or two dots."""
+    """Undo `encode_name` in each part that `encode_name` could have made. Other parts stay as they are, so a decoded part
+    never contains a slash or becomes `..`."""
     return "/".join(_decode_part(part) for part in name.split("/"))
 
 
@@ -54,18 +54,18 @@ def _bytes(text: str) -> bytes:
 
 class FoundFiles(Struct):
     files: list[LocalFile] = []
-    # By the paths of files: the folder on the server that they come into with a directory of the command line.
+    # By path: the folder on the server, for files that came with a directory of the command line.
     folders: dict[str | os.PathLike[str], str] = {}
     skipped: list[Skipped] = []
-    # The names on the server of directories in which there is nothing to upload.
+    # The names on the server of directories without anything to upload.
     empty: list[str] = []
-    # Those whose names no server takes, and whether they were encoded before.
+    # Files with names that servers refuse; True if the names were encoded.
     refused: list[RefusedName] = []
     encoded: bool = False
 
 
 class Above(Struct, frozen=True):
-    """The directories that a path lies in, by what the system knows them by: a link to one of them leads in a circle."""
+    """The directories above a path, by device and inode, to detect symbolic links that lead in a circle."""
 
     paths: dict[tuple[int, int], Path] = {}
 
@@ -73,14 +73,14 @@ class Above(Struct, frozen=True):
         return Above(self.paths | {(status.st_dev, status.st_ino): path})
 
     def circle(self, status: os.stat_result) -> str | None:
-        """Say where a link leads to that leads to one of them."""
+        """Describe a link to one of these directories; None for any other."""
         found = self.paths.get((status.st_dev, status.st_ino))
         return None if found is None else f"a symbolic link to {shown_path(found)}, which it lies in"
 
 
 def look_at(entry: "os.DirEntry[str]", above: Above, *, follows: bool) -> os.stat_result | str:
-    """Return the status of a file or a directory, of what a link leads to if it `follows`; else say what it is. Raises
-    OSError."""
+    """Return the status of a file or directory; for a link its target's, if `follows`. Otherwise return a description.
+    Raises OSError."""
     status = entry.stat(follow_symlinks=False)
     if is_link(status):
         if not follows:
@@ -96,17 +96,17 @@ def look_at(entry: "os.DirEntry[str]", above: Above, *, follows: bool) -> os.sta
 
 @dataclass(slots=True)
 class Tree:
-    """All by relative paths with slashes, as the disk has them."""
+    """The entries of a directory tree, by relative paths with slashes, with names as on disk."""
 
     root: Path
     files: dict[str, os.stat_result] = field(default_factory=dict)
-    # What is neither a file nor a folder, or is not followed, and what it is.
+    # Descriptions of entries that are neither file nor folder, or not followed.
     others: dict[str, str] = field(default_factory=dict)
-    # Each before those in it.
+    # Parents come before children.
     folders: list[str] = field(default_factory=list)
-    # Of them, those in which the filters leave something out: nobody knows that they are empty.
+    # Folders with entries that the filters left out: they may not be empty.
     veiled: set[str] = field(default_factory=set)
-    # What could not be read, and why.
+    # The errors of folders that could not be read.
     unreadable: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -114,15 +114,15 @@ class Tree:
         return not (self.files or self.veiled or self.unreadable)
 
     def empty_folders(self) -> list[str]:
-        """Return those in which there is nothing to move."""
+        """Return the folders that contain nothing to move."""
         filled = {*self.unreadable, *self.veiled, *(folder for path in self.files for folder in folders_of(path))}
         filled |= {folder for path in self.folders for folder in folders_of(path)}
         return [folder for folder in self.folders if folder not in filled]
 
 
 def read_tree(root: Path, filters: Filters, prefix: str = "", *, follows: bool = False) -> Tree:
-    """Blocking. The filters take paths behind `prefix`. Follows no symbolic link but the root itself, unless told, and never
-    one that leads in a circle; a root that is not there has nothing in it."""
+    """Read a tree; blocks. Filters get paths with `prefix` before them. Follows the root if it is a symbolic link; other
+    links only with `follows`, and never in a circle. A missing root counts as empty."""
     tree = Tree(root)
     waiting = [("", Above())]
     while waiting:
@@ -136,7 +136,7 @@ def read_tree(root: Path, filters: Filters, prefix: str = "", *, follows: bool =
                     if _read_entry(tree, path, entry, filters, prefix, above, follows=follows):
                         waiting.append((path, above))
         except FileNotFoundError:
-            pass  # or not any more
+            pass  # deleted meanwhile, or a missing root
         except OSError as error:
             tree.unreadable[folder] = error.strerror or "can't be read"
     return tree
@@ -145,7 +145,7 @@ def read_tree(root: Path, filters: Filters, prefix: str = "", *, follows: bool =
 def _read_entry(
     tree: Tree, path: str, entry: os.DirEntry[str], filters: Filters, prefix: str, above: Above, *, follows: bool
 ) -> bool:
-    """Return True for a folder that is to be read, too."""
+    """Add an entry to the tree. Return True for a folder that must be read, too."""
     try:
         found = look_at(entry, above, follows=follows)
     except FileNotFoundError:
@@ -173,10 +173,11 @@ def find(
     encode: bool,
     follows: bool = False,
 ) -> FoundFiles:
-    """Under names that begin with `prefix`. With `encode` names that no server takes are put into others; what the
-    caller named stays as it is. With `follows` links below directories are what they lead to.
+    """Find the files to upload; their names begin with `prefix`. `encode` encodes names that servers refuse, except a name
+    that the caller gave. `follows` follows links below directories.
 
-    `listed` are relative paths that files keep as their names; those that are not there are told when they are sent."""
+    `listed` are relative paths, which become the names. Missing listed files are reported when they would be sent.
+    """
     encodes = encode and name is None
     finding = _Finding(prefix, filters, encodes=encodes, follows=follows, found=FoundFiles(encoded=encode))
     for path in paths:
@@ -202,7 +203,7 @@ class _Finding(Struct):
         return self.prefix + encode_name(name.removeprefix(self.prefix)) if self.encodes else name
 
     def leaves_out(self, name: str) -> bool:
-        """Tell by the name that it would get, a folder's with a slash at its end."""
+        """Return True if the filters leave out a name on the server (a folder's ends with a slash)."""
         return self.filters.leave_out(name.removeprefix(self.prefix))
 
     def add(self, local: LocalFile, folder: str = "") -> None:
@@ -214,7 +215,7 @@ class _Finding(Struct):
             self.found.folders[local.path] = folder
 
     def is_taken(self, path: str | os.PathLike[str], name: str) -> bool:
-        """Note a name that no server takes."""
+        """Return True if servers accept the name; note a refused one."""
         try:
             normalise_name(name)
         except ValueError as error:

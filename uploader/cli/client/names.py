@@ -1,6 +1,5 @@
-"""Finds what a word names on the server: a file, a folder or a pattern of names. Completes such words.
-
-Refuses to choose where a word means several things: it says so, with the ids to choose by.
+"""Finds the file, the folder or the files of a pattern that a word names on the server, and completes such words. Never
+chooses if a word is ambiguous: the error lists the ids to choose from.
 """
 
 import asyncio
@@ -32,8 +31,8 @@ class NoSuchFile(ClientError):
 
 
 class Meaning(Struct, frozen=True):
-    """All that a word may mean: the files of this name or id, newest first; the folder of this name, with a slash at its
-    end; or what a pattern matches, files with what of their names it is."""
+    """Everything that a word may mean: the files with this name or id, newest first; the folder with this name (final
+    slash); the matches of a pattern, as matching part and file."""
 
     word: str
     files: Sequence[File] = ()
@@ -47,7 +46,7 @@ class Meaning(Struct, frozen=True):
 
     @property
     def base(self) -> str:
-        """The folder that it lies in: not a part of what is made of its name here."""
+        """The folder that contains the result; it is cut off the names for local paths."""
         if self.pattern is not None:
             return self.pattern.base
         if self.folder == "":
@@ -56,7 +55,7 @@ class Meaning(Struct, frozen=True):
         return name[: name.rfind("/") + 1]
 
     async def all_files(self, client: AsyncClient, *, part: str | None = None) -> AsyncIterator[File]:
-        """Yield all files, or those that have `part` in their names, if it is given."""
+        """Yield all files; with `part`, only those with this text in their names."""
         for file in [*self.files, *(file for _, file in self.matches)]:
             if part is None or part in file.name:
                 yield file
@@ -65,7 +64,7 @@ class Meaning(Struct, frozen=True):
                 yield file
 
     async def empty_folders(self, client: AsyncClient) -> AsyncIterator[str]:
-        """Yield the folders in which nothing lies."""
+        """Yield the empty folders."""
         if self.folder is not None:
             async for name in client.empty_folders(self.folder or None):
                 yield name
@@ -81,7 +80,7 @@ async def look_up(client: AsyncClient, word: str) -> Meaning:
         try:
             return Meaning(word, [await client.file(word)])
         except errors.NotFound:
-            pass  # perhaps it is a name all the same
+            pass  # it may still be a name
     name = unicodedata.normalize("NFC", word)
     found = await _matching(client, name) if is_pattern(name) else await _named(client, name)
     if not (found.files or found.folder or found.matches):
@@ -110,7 +109,7 @@ async def _matching(client: AsyncClient, name: str) -> Meaning:
 
 
 def one_thing(found: Meaning) -> Meaning:
-    """Raises AmbiguousName, if there is a choice."""
+    """Return the meaning if it is unambiguous. Raises AmbiguousName."""
     if len(found.files) > 1:
         raise ambiguous(found.word, found.files)
     if found.files and found.folder:
@@ -127,7 +126,7 @@ def one_thing(found: Meaning) -> Meaning:
 async def one_thing_each(
     client: AsyncClient, reporter: Reporter, words: Sequence[str]
 ) -> tuple[list[Meaning], set[int]]:
-    """Find the one thing that each word names; report words that name none or several, and return their exit codes."""
+    """Look up each word. Report missing and ambiguous words, and return their exit codes."""
     found, codes = [], set()
     for word in dict.fromkeys(words):
         try:
@@ -138,7 +137,7 @@ async def one_thing_each(
 
 
 def told(reporter: Reporter, word: str, error: ClientError) -> int:
-    """Tell of a failure that is of this word alone; its exit code. Raises it again if it is of all words."""
+    """Report an error that concerns one word; return the exit code. Raises errors that would repeat for all words."""
     if isinstance(error, errors.Unauthenticated | errors.Unreachable):
         raise error
     reporter.show(failed(word, error))
@@ -168,7 +167,7 @@ def complete_names(
         if profile := load_profile():
             asyncio.run(look(profile))
     except (ClientError, OSError, ValueError):
-        return []  # a user who types a command wants no messages
+        return []  # messages would disturb a user who is typing
     names = [each.name for each in found if each.name.startswith(incomplete)]
-    # A shell shows names as they are, and takes lines apart: a name that is not shown as it is is none to complete.
+    # Leave out names with hidden characters: shells print candidates unescaped, and split them into lines.
     return [CompletionItem(name, is_name=True) for name in names if name == shown(name)]

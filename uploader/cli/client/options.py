@@ -1,4 +1,4 @@
-"""Options that client commands have in common; those of the client itself by the names that `run_client` has for them."""
+"""Options that client commands share. Options for the client have the parameter names of `run_client`."""
 
 from collections.abc import Callable
 from typing import IO, Any, TypeVar
@@ -55,13 +55,13 @@ verbose = click.option("--verbose", "-v", is_flag=True, help="Print a line for e
 
 
 def shown_options(command: F) -> F:
-    """`--json` and `--quiet`."""
+    """Add `--json` and `--quiet`."""
     command = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")(command)
     return click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines.")(command)
 
 
 def filters(command: F) -> F:
-    """`--exclude` and `--include`; their values come as `filters`, of a command that is `Filtered`."""
+    """Add `--exclude` and `--include`; a `Filtered` command gets them as `filters`."""
     command = click.option(
         "--include",
         multiple=True,
@@ -79,7 +79,7 @@ def filters(command: F) -> F:
 
 
 class Filtered(click.Command):
-    """A command whose `--exclude` and `--include` count in the order in which they were given, which click forgets."""
+    """A command that keeps the common order of `--exclude` and `--include`, which click loses."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given, _, order = self.make_parser(ctx).parse_args(args=list(args))
@@ -98,7 +98,7 @@ class Filtered(click.Command):
 
 
 def listed(opened: IO[bytes]) -> list[str]:
-    """Return the paths of `--files-from`; what is no such list is bad usage."""
+    """Return the paths of `--files-from`. An invalid list is bad usage."""
     try:
         return listed_in(opened)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`put`: find the files here, or read standard input, have them uploaded, and say how each ended."""
+"""`put`: finds the files on this machine, or reads standard input, uploads them, and reports the results."""
 
 import asyncio
 import os
@@ -32,15 +32,15 @@ _PATH = "/dev/stdin"
 
 _BLOCK_BYTES = 1 << 20
 _DESCRIPTOR = 0
-# On many machines `/tmp` is in memory, but not this (file-hierarchy(7)).
+# Many systems keep `/tmp` in memory, but not this directory (file-hierarchy(7)).
 _LARGE = Path("/var/tmp")  # noqa: S108 (the file has no name that others could take)
 
 
 class Paths(click.Argument):
-    """Paths here, which may be patterns where no shell expands them."""
+    """Local paths; on Windows, where shells do not expand patterns, also patterns."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        if sys.platform == "win32" and isinstance(value, list | tuple):  # else none is given
+        if sys.platform == "win32" and isinstance(value, list | tuple):  # otherwise no path was given
             value = [path for word in value for path in sorted(glob(word)) or [word]]  # noqa: PTH207 (as it was given)
         return super().process_value(ctx, value)
 
@@ -106,10 +106,10 @@ def put(
     """Upload files, directories or standard input (-). A directory stands for all regular files and empty folders in it;
     standard input needs --name.
 
-    Run it again after any interruption, here or on another machine that has the file: it sends only the bytes that have
-    not arrived. It reads no file whose name, size and time of modification the server has, and replaces the server's file
-    if yours has changed. --go-on continues an upload that another client began, in a browser or
-    by another protocol: `uploader uploads` lists them.
+    Run it again after any interruption, here or on another machine that has the file: it sends only the missing bytes. It
+    reads no file whose name, size and time of modification the server has, and replaces the server's file if yours has
+    changed. --go-on continues an upload that another client began, in a browser or by another protocol: `uploader uploads`
+    lists them.
     """
     if not paths and files_from is None:
         fail("name the files to upload, or give --files-from", EXIT_USAGE)
@@ -151,9 +151,8 @@ async def put_found(
     checksum: bool,
     verbose: bool,
 ) -> int:
-    """Upload all of it; the exit code. Failures of one file do not hold up the others, unless none can succeed.
-
-    If nobody chose `if_exists`, new files replace others of their names, where the server can do that."""
+    """Upload the found files and folders; return the exit code. A failed file does not stop the others, unless all would
+    fail. Without `if_exists`, new files replace files of the same names, if the server supports that."""
     for each in found.skipped:
         reporter.show(each)
     reporter.show(Planned(len(found.files), sum(each.size for each in found.files)))
@@ -169,7 +168,7 @@ async def put_found(
     else:
         outcomes = await client.upload_many(found.files, if_exists=chosen, checksum=checksum, watcher=told)
         note_kept(reporter, told, if_exists, chosen)
-        if len(outcomes) == len(found.files):  # else the server is away
+        if len(outcomes) == len(found.files):  # otherwise the server went away
             codes = await make_there(client, reporter, found.empty)
     for refused in found.refused:
         failed = Failed(refused.path, errors.InvalidName.code, refused.reason, retryable=False, together=True)
@@ -180,13 +179,14 @@ async def put_found(
 
 
 async def choice(client: AsyncClient, if_exists: IfExists | None) -> IfExists:
-    """Choose what happens to files of equal names: by default the new one replaces them, if the server can. Raises
+    """Choose the action for equal names: `if_exists`, or by default `replace` if the server can replace. Raises
     ClientError."""
     return if_exists or ("replace" if await client.can_replace() else "keep")
 
 
 def note_kept(reporter: Reporter, told: Telling, if_exists: IfExists | None, chosen: IfExists) -> None:
-    """Say that nothing was replaced, though nobody chose that. A URL that leads to no server at all is no old server."""
+    """Tell that the server cannot replace files, if `keep` was not the user's choice. Requires a completed file, because a
+    wrong URL is not an old server."""
     if if_exists is None and chosen == "keep" and told.sums.complete:
         reporter.show(Noted("the server is too old to replace files: others of the same names stay beside the new"))
 
@@ -194,7 +194,8 @@ def note_kept(reporter: Reporter, told: Telling, if_exists: IfExists | None, cho
 async def put_stdin(
     client: AsyncClient, reporter: Reporter, folder: str | None, name: str, *, if_exists: IfExists | None
 ) -> int:
-    """Read it to its end, upload it, and say how it ended; the exit code. Raises InvalidName before anything is read."""
+    """Read standard input completely, upload it, and report the result; return the exit code. Raises InvalidName before
+    reading."""
     name = checked_name(f"{folder.rstrip('/')}/{name}" if folder else name)
     told = Telling(reporter)
     with spool() as opened:
@@ -216,20 +217,19 @@ async def put_stdin(
 
 
 def spool() -> BinaryIO:
-    """Make a file without a name, so that nothing stays of it, however this ends: in TMPDIR, or where large files may
-    lie."""
-    import tempfile  # here, because most of what is uploaded is in files
+    """Open a file without a name, which disappears on any exit: in TMPDIR, or in a directory for large files."""
+    import tempfile  # imported here, because most uploads are files
 
     elsewhere = os.environ.get("TMPDIR") or not os.access(_LARGE, os.W_OK | os.X_OK)
-    return cast(BinaryIO, tempfile.TemporaryFile(dir=None if elsewhere else _LARGE))  # on Windows a wrapper of one
+    return cast(BinaryIO, tempfile.TemporaryFile(dir=None if elsewhere else _LARGE))  # a wrapper on Windows
 
 
 async def fill(opened: BinaryIO, client: AsyncClient, name: str) -> int:
-    """Read all of standard input; its size. Raises QuotaExceeded as soon as it can't fit, Unreadable."""
+    """Save standard input; return its size. Raises QuotaExceeded as soon as it cannot fit, Unreadable."""
     if await client.link() is not None:
         return await _fill(opened, None)
     usage = await client.usage()
-    # More is sure to be refused: beside what is available it may be what is there already, or has begun.
+    # The upload may replace a file of this name or continue an upload; their bytes count as available, too.
     there = sum(file.size for file in await client.named(name))
     begun = sum(upload.size for upload in await client.uploads() if upload.name == name)
     return await _fill(opened, usage.available + there + begun)
@@ -262,21 +262,21 @@ async def _blocks() -> AsyncIterator[bytes]:
 
 
 async def _read_block() -> bytes:
-    if sys.platform == "win32":  # whose loops wait for sockets alone
+    if sys.platform == "win32":  # Windows event loops only wait for sockets
         return await asyncio.to_thread(os.read, _DESCRIPTOR, _BLOCK_BYTES)
     await _wait_for_bytes()
     return os.read(_DESCRIPTOR, _BLOCK_BYTES)
 
 
 async def _wait_for_bytes() -> None:
-    """Wait for bytes without a thread that waits for the writer: Ctrl-C would have to wait, too. Each wait has an event
-    of its own: epoll tells of bytes until they are read, so that one event would still be set after that, and the next
-    read would block the loop."""
+    """Wait for bytes without blocking a thread, which Ctrl-C would have to wait for. Each wait needs a new event: epoll
+    reports bytes until they are read, so a reused event would still be set after the read, and the next read would block the
+    loop."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     try:
         loop.add_reader(_DESCRIPTOR, readable.set)
     except PermissionError:
-        return await asyncio.sleep(0)  # a file has nothing to wait for, says epoll
+        return await asyncio.sleep(0)  # epoll refuses regular files, which never block
     try:
         await readable.wait()
     finally:
@@ -284,7 +284,8 @@ async def _wait_for_bytes() -> None:
 
 
 async def put_rest(client: AsyncClient, reporter: Reporter, path: str, name_or_id: str) -> int:
-    """Send the rest of the file, and say how it ended; the exit code. Raises ClientError where no upload is meant."""
+    """Send the rest of a file, and report the result; return the exit code. Raises ClientError if no single upload
+    matches."""
     meant = [upload for upload in await client.uploads() if name_or_id in (upload.id, upload.name)]
     if not meant:
         raise errors.NotFound(f"there is no open upload {name_or_id!r}", code="upload-not-found", status=404)

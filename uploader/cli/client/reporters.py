@@ -1,5 +1,6 @@
-"""Reporters of the events of a client command: as words, as JSON lines, or hardly at all (bars are in `display.py`); and
-how what happens to many files becomes events, each for itself, or those of a folder together."""
+"""Reporters print the events of a client command: as text, as JSON lines, or only errors and results (`display.py` has
+bars). Watchers turn what happens to files into events, per file or summed up per folder.
+"""
 
 import time
 from collections.abc import Callable, Set
@@ -17,7 +18,7 @@ _JSON_INTERVAL_SECONDS = 0.5
 
 
 class Reporter:
-    """Shows events while it is entered."""
+    """Prints events as text. A context manager."""
 
     def __enter__(self) -> Self:
         return self
@@ -27,7 +28,7 @@ class Reporter:
             self.show(events.Interrupted())
 
     def show(self, event: Event) -> None:
-        """Print a line for each event that matters to a person."""
+        """Print the event's lines for people."""
         for line in event.lines():
             self._say(line, by_the_way=events.is_by_the_way(event))
 
@@ -40,7 +41,7 @@ _SHOWN_WHEN_QUIET = (events.Failed, events.NamesRefused, events.MadeLink, *_LIST
 
 
 class Quiet(Reporter):
-    """Prints errors, and the results that were asked for."""
+    """Prints errors and requested results only."""
 
     def show(self, event: Event) -> None:
         if isinstance(event, _SHOWN_WHEN_QUIET):
@@ -48,7 +49,7 @@ class Quiet(Reporter):
 
 
 class JsonLines(Reporter):
-    """One JSON object a line, all of them on standard output."""
+    """Prints each event as a line of JSON on standard output."""
 
     def __init__(self) -> None:
         self._told_at: dict[str, float] = {}
@@ -63,7 +64,7 @@ class JsonLines(Reporter):
 
 
 class FileTelling(Watcher):
-    """Makes events of the files that begin and move, and keeps what a summary tells of all of them."""
+    """Reports begun and moving files, and collects figures for a summary."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
@@ -89,10 +90,10 @@ class FileTelling(Watcher):
 
 
 class Telling(FileTelling):
-    """Tells of what becomes of the files, too, and counts. Failures are told of each for itself."""
+    """Also reports and counts finished files. Failures are reported per file."""
 
     def __init__(self, reporter: Reporter, folder_of: Callable[[LocalFile], str | None] = lambda _local: None) -> None:
-        """`folder_of`: returns the folder whose line stands for a file that has no line of its own."""
+        """`folder_of` returns the folder whose summary replaces the line of a file, or None."""
         super().__init__(reporter)
         self._folder_of = folder_of
         self.sums = events.TransferSummary(files=0, complete=0, failed=0, left=0, bytes=0, seconds=0.0, exit_code=0)
@@ -121,13 +122,13 @@ class Telling(FileTelling):
         self.sums.moved_bytes += self._moved.pop(path, 0)
 
     def refused(self, refusal: events.Failed, code: int) -> None:
-        """Report a file that is not even begun."""
+        """Report a file that was not begun."""
         self.sums.failed += 1
         self.codes.add(code)
         self.reporter.show(refusal)
 
     def sum_up(self, files: int, codes: Set[int] = frozenset()) -> int:
-        """Tell how many of so many files came to what; the exit code, if other things ended with `codes`."""
+        """Report the summary of `files` files; return the exit code, which includes `codes` of other work."""
         for of_folder in self._folders.values():
             self.reporter.show(of_folder)
         sums = self.sums

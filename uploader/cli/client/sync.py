@@ -1,7 +1,5 @@
-"""`sync`: what is at one end becomes what is at the other.
-
-Refuses to delete anything that it does not know to be missing at the source: while something could not be read or moved,
-and for a source that has nothing at all.
+"""`sync`: makes one folder equal to another one, on this machine and on the server. Deletes only files that are certainly
+missing at the source: nothing is deleted after a failure to read or to move, or if the source is empty.
 """
 
 import asyncio
@@ -69,8 +67,8 @@ def sync(
     verbose: bool,
     **of_client: Any,
 ) -> None:
-    """Bring a folder up to date with another one. One of SOURCE and TARGET is here, the other one on the server. A colon
-    marks that one, as in `sync photos :photos` and `sync :photos photos`; : alone stands for everything on the server.
+    """Bring a folder up to date with another one. One of SOURCE and TARGET is a local folder. The other is on the server and
+    begins with a colon, as in `sync photos :photos` and `sync :photos photos`; : alone stands for everything on the server.
 
     Files with the same size and time of modification at both ends stay as they are; empty folders come, too. Run it again
     after an interruption of any kind: it goes on where it stopped.
@@ -81,7 +79,7 @@ def sync(
     upwards = here is source
     path, folder = Path(here), there.removeprefix(_REMOTE).rstrip("/")
     try:
-        # What all names on the server begin with.
+        # The beginning of all names on the server.
         prefix = folder_name(checked_name(folder)) if folder else ""
     except errors.InvalidName as error:
         fail(error.detail, EXIT_USAGE)
@@ -105,18 +103,19 @@ def sync(
 
 
 def has_content(path: str | os.PathLike[str], sha256: str) -> bool:
-    """Blocking. What can't be read has another one."""
+    """Return True if the file has this SHA-256; False if unreadable. Blocks."""
     with suppress(OSError):
         return sha256_of(Path(path)) == sha256
     return False
 
 
 def delete_file(root: Path, path: str, seen: os.stat_result) -> None:
-    """Delete a file, unless it is gone. Raises FileChanged if it is no longer as it was seen, LeadsOutside, Unwritable."""
+    """Delete a file; a missing one is fine. Raises FileChanged if it differs from the status `seen`, LeadsOutside,
+    Unwritable."""
     here = _inside(root, path)
     try:
         now = here.lstat()
-        is_another = seen.st_ino and now.st_ino != seen.st_ino  # a directory of Windows does not tell
+        is_another = seen.st_ino and now.st_ino != seen.st_ino  # Windows directories list no inode numbers
         if is_another or (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
             raise errors.FileChanged(f"{here} changed meanwhile, and is not deleted")
         here.unlink()
@@ -127,7 +126,7 @@ def delete_file(root: Path, path: str, seen: os.stat_result) -> None:
 
 
 def delete_folder(root: Path, path: str) -> bool:
-    """Delete a folder if it is empty; return whether it is gone. Raises LeadsOutside, Unwritable."""
+    """Delete a folder if it is empty; return True if deleted. Raises LeadsOutside, Unwritable."""
     here = _inside(root, path)
     try:
         here.rmdir()
@@ -139,7 +138,7 @@ def delete_folder(root: Path, path: str) -> bool:
 
 
 def _inside(root: Path, path: str) -> Path:
-    """Raises LeadsOutside: what was a folder may be a symbolic link now."""
+    """Return the full path. Raises LeadsOutside if a folder has meanwhile become a symbolic link."""
     directory = root
     *folders, last = path.split("/")
     for folder in folders:
@@ -150,10 +149,10 @@ def _inside(root: Path, path: str) -> Path:
 
 
 class SyncTelling(FileTelling):
-    """Tells of what is done, and counts. What a dry run would do counts as done."""
+    """Reports and counts what is done. A dry run counts planned changes."""
 
     def __init__(self, reporter: Reporter, folder: str | None, *, dry_run: bool) -> None:
-        """`folder`: the word that all files come by, unless each is to be told of for itself."""
+        """`folder` is the source, whose summary replaces the lines of files; None: a line for each file."""
         super().__init__(reporter)
         self.dry_run = dry_run
         nothing = {"files": 0, "moved": 0, "present": 0, "deleted": 0, "failed": 0, "left": 0, "bytes": 0}
@@ -165,7 +164,7 @@ class SyncTelling(FileTelling):
         return max(0, self.sums.files - self.sums.moved - self.sums.present - self.sums.failed)
 
     def is_well(self, waiting: int = 0) -> bool:
-        """Return whether nothing failed, and no more is left than those that wait for something."""
+        """Return True if nothing failed and only `waiting` files are left."""
         return not self.codes and self.left == waiting
 
     def ended(self, outcome: Outcome) -> None:
@@ -190,13 +189,13 @@ class SyncTelling(FileTelling):
         self.reporter.show(events.Would(action, f"{shown_path(path)}/", 0))
 
     def fail(self, path: str, error: ClientError, *, is_file: bool = True) -> None:
-        """Count a failure of a file of the source (`is_file`), or of something else."""
+        """Count and report a failure; `is_file` is True for a file of the source."""
         self.sums.failed += is_file
         self.codes.add(events.exit_code_of(error))
         self.reporter.show(events.failed(shown_path(path), error))
 
     def left_out(self, tree: Tree, *, others: bool = True) -> None:
-        """Tell of what could not be read, and of what is neither sent nor deleted."""
+        """Report unreadable folders, and entries that are neither sent nor deleted."""
         for folder, why in tree.unreadable.items():
             path = shown_path(tree.root / folder)
             self.fail(path, errors.Unreadable(f"{path}: {why}"), is_file=False)
@@ -204,14 +203,14 @@ class SyncTelling(FileTelling):
             self.reporter.show(events.Skipped(shown_path(tree.root / path), reason))
 
     def missing(self, paths: Iterable[str]) -> None:
-        """Tell of what was listed, and the source has not."""
+        """Report listed paths that the source does not have."""
         for path in sorted(paths):
             self.fail(path, NoSuchFile(f"there is no {shown_path(path)} in the source"), is_file=False)
 
     def may_delete(self, source: str, count: int, *, is_empty: bool, waiting: int = 0) -> bool:
-        """Return whether so many may be deleted, as it is sure that the source has not got them; tells why not."""
+        """Return True if `count` files may be deleted; report the reason if not."""
         kept = f"none of {events.count_of_files(count)} at the target is deleted"
-        if count and is_empty:  # it is rather not mounted, or another one than was meant
+        if count and is_empty:  # the source may not be mounted, or may be the wrong one
             error = ClientError(f"the source has no files, so {kept}", code="source-empty")
             self.fail(source, error, is_file=False)
         elif count and not self.is_well(waiting):
@@ -230,7 +229,7 @@ class SyncTelling(FileTelling):
 class Sync:
     client: AsyncClient
     told: SyncTelling
-    # What the names of all files begin with at the end that is on the server.
+    # The beginning of all names on the server.
     prefix: str
     filters: Filters
     delete: bool
@@ -238,7 +237,8 @@ class Sync:
     with_empty: bool
 
     async def _is_present(self, unchanged: File | None, path: str | os.PathLike[str], sha256: str | None) -> bool:
-        """Count what is at both ends, by size and time. A dry run reads what it would compare by its `sha256`."""
+        """Return True if the file exists at both ends, by size and time; a dry run also compares the content with `sha256`.
+        Count such files."""
         same = unchanged is not None and not self.checksum
         if not same and self.told.dry_run and sha256 is not None:
             same = await asyncio.to_thread(has_content, path, sha256)
@@ -246,19 +246,19 @@ class Sync:
         return same
 
     async def _empty_there(self) -> list[str]:
-        """Return the empty folders of the server, by their relative paths; an empty path is the folder itself."""
+        """Return the relative paths of empty folders on the server; the folder itself has an empty path."""
         names = [name async for name in self.client.empty_folders(self.prefix or None)]
         return [name.removeprefix(self.prefix).rstrip("/") for name in names]
 
     @property
     def _makes_folders(self) -> bool:
-        """Tell whether to make those that are empty: not where the server went away, or something else is missing."""
+        """Return True if empty folders are to be made: not if files are left, for example after the server went away."""
         return self.with_empty and not self.told.left
 
 
 class Upwards(Sync):
     async def run(self, source: Path, *, follows: bool) -> int:
-        """Return the exit code. Raises ClientError, where nothing was done."""
+        """Return the exit code. Raises ClientError if nothing was done."""
         for folder in (self.prefix.rstrip("/"), *folders_of(self.prefix.rstrip("/"))):
             if folder and await self.client.named(folder):
                 raise InTheWay(f"there is a file {folder!r} on the server: it can't be a folder, too")
@@ -302,13 +302,13 @@ class Upwards(Sync):
         self.told.missing(listed - found - set(tree.folders))
 
     def _extras(self, tree: Tree, named: dict[str, LocalFile], there: dict[str, list[File]]) -> list[str]:
-        """Find what the target has and the source has not."""
+        """Find the names that the target has and the source has not."""
         links = self._links(tree)
         return [name for name in there if name not in named and self._may_go(name.removeprefix(self.prefix), links)]
 
     def _extra_folders(self, tree: Tree, empty: Iterable[str], emptied: Container[str] = ()) -> list[str]:
-        """Find empty folders of the target that the source has not; with filters, or without empty folders, only those that
-        this has emptied."""
+        """Find empty folders on the server that the source does not have. With filters, or without empty folders, only
+        return folders that this sync has emptied."""
         here, links = {unicodedata.normalize("NFC", path) for path in tree.folders}, self._links(tree)
         are_all = self.with_empty and not self.filters
         found = [path for path in empty if path not in here and (are_all or path in emptied)]
@@ -319,7 +319,7 @@ class Upwards(Sync):
         return {unicodedata.normalize("NFC", path) for path in tree.others}
 
     def _may_go(self, path: str, links: set[str]) -> bool:
-        """The target of a symbolic link that is not followed is unknown, so links stay."""
+        """Return True if the path may be deleted. A link that is not followed stays, because nobody knows the target."""
         return self.filters.take(path) and not any(each in links for each in (path, *folders_of(path)))
 
     def _parted(
@@ -330,8 +330,8 @@ class Upwards(Sync):
         empty: list[str],
         gone: list[str],
     ) -> tuple[list[LocalFile], list[LocalFile]]:
-        """Return those that can be sent now, and those that have to wait until what is in their way is deleted. Those that
-        would wait for ever are told."""
+        """Split the files: send now, or later when something in their way is deleted. Report files whose way will never be
+        free."""
         stays = set(there) - extras if self.delete else set(there)
         kept = self._folders_in(stays, set(empty) - set(gone))
         folders = self._folders_in(there, empty)
@@ -379,7 +379,7 @@ class Upwards(Sync):
             await all_or_none(self._delete_from(waiting) for _ in range(_DELETIONS_AT_ONCE))
 
     async def _delete_folders(self, tree: Tree, files: list[File], gone: list[str]) -> None:
-        """Delete empty folders that the source has not, and then those that have become empty by that."""
+        """Delete empty folders that the source does not have, then parents that have become empty."""
         emptied = {folder for file in files for folder in folders_of(file.name.removeprefix(self.prefix))}
         if self.told.dry_run:
             for path in gone:
@@ -397,7 +397,7 @@ class Upwards(Sync):
 
     async def _delete_folder(self, name: str) -> None:
         try:
-            if not (await self.client.page(prefix=name, limit=1)).files:  # something may have come
+            if not (await self.client.page(prefix=name, limit=1)).files:  # a file may have arrived
                 self.told.reporter.show(events.DeletedFolder(name, await self.client.delete_folder(name)))
         except ClientError as error:
             if isinstance(error, errors.Unauthenticated | errors.Unreachable):
@@ -433,7 +433,7 @@ class Upwards(Sync):
 
 class Downwards(Sync):
     async def run(self, target: Path) -> int:
-        """Return the exit code. Raises ClientError, where nothing was done."""
+        """Return the exit code. Raises ClientError if nothing was done."""
         files = sorted([file async for file in self.client.files(self.prefix or None)], key=lambda file: file.name)
         empty = await self._empty_there()
         if self.prefix and not files and not empty:
@@ -443,7 +443,7 @@ class Downwards(Sync):
         folders = [path for path in empty if path and self.filters.take(path)]
         wanted = self._wanted(files, folders)
         names = {same_here(file.name.removeprefix(self.prefix)) for file in files}
-        extras = [path for path in tree.files if same_here(path) not in names]  # what the source has not
+        extras = [path for path in tree.files if same_here(path) not in names]  # missing at the source
         now, later = self._parted(tree, wanted, extras)
         changed = await self._changed(tree, now)
         planned = [each.file.size for each in (*changed, *later)]
@@ -478,7 +478,7 @@ class Downwards(Sync):
         return kept
 
     def _parted(self, tree: Tree, wanted: list[Wanted], extras: list[str]) -> tuple[list[Wanted], list[Wanted]]:
-        """Return those that can come now, and those that have to wait until what is in their way is deleted."""
+        """Split the files: fetch now, or later when something in their way is deleted. Report the others."""
         now: list[Wanted] = []
         later: list[Wanted] = []
         folders, gone = set(tree.folders), set(extras) if self.delete else set()
@@ -515,7 +515,8 @@ class Downwards(Sync):
         await self.client.download_many(wanted, target, overwrite=True, checksum=self.checksum, watcher=self.told)
 
     async def _delete_all(self, tree: Tree, extras: list[str], kept: set[str]) -> None:
-        """Delete the files, then the folders that are empty, but for those kept; with filters only those that became so."""
+        """Delete the files, then empty folders except those in `kept`. With filters, only delete folders that have become
+        empty here."""
         for path in extras:
             here, status = shown_path(tree.root / path), tree.files[path]
             if self.told.dry_run:
@@ -541,7 +542,7 @@ class Downwards(Sync):
                 self.told.fail(here, error, is_file=False)
 
     def _cleared(self, target: Path, wanted: list[Wanted]) -> Iterator[Wanted]:
-        """Yield those that nothing is in the way of any more; the others are told."""
+        """Yield the files whose way is free now; report the others."""
         for each in wanted:
             path = target / each.path
             if path.is_dir() and not path.is_symlink() and not self.told.dry_run:

@@ -1,6 +1,5 @@
-"""`uploader queue work`: runs a command for each task of a queue.
-
-Refuses to give the name of a file, which is anybody's text, to a shell or an interpreter as a part of what that runs.
+"""`uploader queue work`: runs a command for each task of a queue. A file's name is foreign text; it never becomes part of a
+text that a shell or an interpreter runs.
 """
 
 import asyncio
@@ -26,13 +25,13 @@ from uploader.client.plan import checked_name
 
 _PATH, _NAME = "{path}", "{name}"
 _PATH_VARIABLE, _NAME_VARIABLE = "UPLOADER_PATH", "UPLOADER_NAME"
-# The end of what a command that fails has said goes with the task.
+# The last characters of a failed command's standard error, which are reported with the task.
 _MOST_SAID = 500
 _BLOCK_BYTES, _KEPT_BYTES = 64 << 10, 4096
-# The letters of `sh -c`, `bash -lc`, `perl -E`, `--eval`: options before a text that is run.
+# Letters of options that run the next argument: `sh -c`, `bash -lc`, `perl -E`, `--eval`.
 _RUNNING = frozenset("ceCE")
 _SHELL = frozenset(string.whitespace + "|&;<>()[]{}$`\\\"'*?!#") - {os.sep}
-# Programs that join their arguments to a text for a shell; so does Windows for a file of commands.
+# Programs that join their arguments into a text for a shell; Windows does the same for batch files.
 _JOINING = frozenset(("cmd", "powershell", "pwsh", "rsh", "ssh"))
 _COMMAND_FILES = (".bat", ".cmd")
 
@@ -53,8 +52,7 @@ def work(
 ) -> None:
     """Run COMMAND for each task of QUEUE, until SIGTERM. {path} is a temporary file with the content, {name} the last
     segment of its name; a shell takes them from "$UPLOADER_PATH" and "$UPLOADER_NAME". UPLOADER_TASK is the task as JSON.
-    Exit code 0 ends a task; any other one gives it back.
-    """
+    Exit code 0 ends a task; any other one gives it back."""
     if (why := why_unsafe(command)) is not None:
         detail = f"{why}: a file's name could be run there; take it from the environment, as {_NAME_VARIABLE}"
         fail(detail, EXIT_USAGE)
@@ -78,15 +76,13 @@ def work(
     except ClientError as error:
         say(error.detail, err=True)
         sys.exit(exit_code_of(error))
-    except ValueError as error:  # the URL is none
+    except ValueError as error:  # invalid URL
         fail(str(error), EXIT_CONFIGURATION)
 
 
 def why_unsafe(command: Sequence[str]) -> str | None:
-    """Return why no name may stand where `{name}` stands in a command; None if one may.
-
-    The path is made here and has no foreign part, so `{path}` may stand anywhere.
-    """
+    """Return the reason why `{name}` is unsafe in a command; None if safe. `{path}` is safe everywhere: this program makes
+    the path, without foreign parts."""
     for number, word in enumerate(command):
         if _NAME not in word:
             continue
@@ -113,7 +109,7 @@ def _is_option(word: str) -> bool:
 
 
 def _filled(word: str, name: str, path: str) -> str:
-    """Put in a name and a path. A name at the begin of a word is no option."""
+    """Insert name and path. A name at the beginning of a word cannot become an option."""
     values = {_PATH: path, _NAME: _no_option(name) if word.startswith(_NAME) else name}
     return "".join(values.get(part, part) for part in re.split(r"(\{path\}|\{name\})", word))
 
@@ -123,7 +119,7 @@ def _no_option(name: str) -> str:
 
 
 async def _run(command: tuple[str, ...], task: AsyncTask, refuse_on: int | None, *, with_content: bool) -> str | None:
-    """Return why the file is to be refused, if it is. Raises CommandFailed."""
+    """Run the command. Return the reason to refuse the file, or None. Raises CommandFailed."""
     needs_path = any(_PATH in word or _PATH_VARIABLE in word for word in command)
     needs_file = needs_path or any(_NAME in word or _NAME_VARIABLE in word for word in command)
     with tempfile.TemporaryDirectory(prefix="uploader-task-") as directory:
@@ -133,17 +129,17 @@ async def _run(command: tuple[str, ...], task: AsyncTask, refuse_on: int | None,
         told["UPLOADER_TASK"] = json.dumps(facts)
         try:
             file = task.file
-        except BadAnswer:  # the event is about something else
+        except BadAnswer:  # the event is not about a file
             if needs_file:
                 raise
         else:
-            # Checked, so that no server sends a NUL or more than an environment holds.
+            # The check rejects NUL characters, and names longer than the environment allows.
             name = checked_name(file.name).rpartition("/")[2]
             told[_NAME_VARIABLE] = _no_option(name)
             if with_content:
                 try:
                     told[_PATH_VARIABLE] = str(await task.save(path))
-                except NotFound:  # the file is gone
+                except NotFound:  # the file was deleted
                     if needs_path:
                         raise
         words = [_filled(word, name, str(path)) for word in command]
@@ -164,7 +160,7 @@ async def _run(command: tuple[str, ...], task: AsyncTask, refuse_on: int | None,
             errors.close()
     if process.returncode == refuse_on:
         lines = [line for line in (said + printed).decode(errors="replace").splitlines() if line.strip()]
-        # Of the file, and not of where it was for a while.
+        # Show the file's name instead of the temporary path.
         return lines[-1].strip().replace(str(path), name) if lines else f"exit code {refuse_on}"
     if process.returncode:
         last = said[-_MOST_SAID:].decode(errors="replace").strip()
@@ -173,7 +169,7 @@ async def _run(command: tuple[str, ...], task: AsyncTask, refuse_on: int | None,
 
 
 async def _passed_on(stream: asyncio.StreamReader | None, write: Callable[[bytes], None]) -> bytes:
-    """Pass on what comes, block by block; return the end of it."""
+    """Pass the blocks of a stream on as they come; return the end of the stream."""
     end = b""
     while stream is not None and (block := await stream.read(_BLOCK_BYTES)):
         write(block)

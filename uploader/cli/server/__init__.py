@@ -1,4 +1,1 @@
-"""The commands for those who run the server: each loads the settings, asks a service, and prints.
-
-Refuses to keep rules of its own: what may be done and how is the services'.
-"""
+"""The commands for operators: each loads the settings, calls a service, and prints. The services have all rules."""

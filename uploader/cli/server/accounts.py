@@ -1,4 +1,4 @@
-"""Commands about users and their tokens."""
+"""Commands for users and their tokens."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ def token_create(user: str, admin: bool, metrics: bool, queue: str | None, total
         from uploader.service.access import METRICS_SCOPE, QUEUE_SCOPE
 
         if queue is not None:
-            services.work.queue(queue)  # no token for one that there is not
+            services.work.queue(queue)  # refuse a token for a missing queue
         scope = METRICS_SCOPE if metrics else None if queue is None else f"{QUEUE_SCOPE}{queue}"
         return await services.accounts.create_token(user, admin=admin, total_space=total_space, scope=scope)
 
@@ -47,7 +47,7 @@ def token_create(user: str, admin: bool, metrics: bool, queue: str | None, total
 @token.command("list")
 @click.argument("user", required=False)
 def token_list(user: str | None) -> None:
-    """List the tokens of USER, or of everybody: id, user, what it may do, when it was made, and by whom."""
+    """List the tokens of USER, or of everybody: id, user, rights, time of creation, and creator."""
 
     async def run(services: "Services") -> None:
         for row in await services.accounts.tokens(user):

@@ -25,7 +25,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
 
 class _Progress:
-    """Tells how far it has come, on standard error: on a terminal one line that changes, elsewhere a line now and then."""
+    """Shows progress on standard error: one changing line on a terminal, otherwise a line every 10 s."""
 
     def __init__(self) -> None:
         self._on_terminal = sys.stderr.isatty()
@@ -60,9 +60,9 @@ def backup(directory: Path, keep: int | None, reread: bool, with_secret: bool) -
     is on the filesystem of the data directory, blobs are linked and take no space; that helps against mistakes, not against
     a broken disk. Compares each new blob with its SHA-256.
 
-    After an interruption the next run goes on. Not backed up: chunks of open
-    uploads, contents that only deleted files have, Redis, settings, the file owner.token, contents in a bucket, and, without
-    --with-secret, the secret of links and signed URLs.
+    After an interruption the next run goes on. Not backed up: chunks of open uploads, contents that only deleted files have,
+    Redis, settings, the file owner.token, contents in a bucket, and, without --with-secret, the secret of links and signed
+    URLs.
 
     Exit codes: 0 ok; 1 no backup was made, or it lacks the contents that the command names as damaged or missing. Then
     --keep removes nothing.
@@ -108,14 +108,14 @@ def restore_backup(directory: Path | None, stamp: str | None, last: bool, yes: b
 
     Contents in a bucket have to be in that of the installation. Missing ones are named.
 
-    No backup has the chunks of open uploads: the command prints the number of these, and `uploader reset-unfinished
-    --lost --yes` closes them.
+    No backup has the chunks of open uploads: the command prints the number of these, and `uploader reset-unfinished --lost
+    --yes` closes them.
 
     --last: servers and workers copy a SQLite every hour, and before each migration. Say what is lost; with --yes put the
     newest good copy in the place of the database, which keeps another name. All contents stay: `uploader cleanup --list`.
 
-    Exit codes: 0 ok; 1 nothing was restored, or all but the contents that the command names; 2 the database or the
-    directory is not empty, or of another installation.
+    Exit codes: 0 ok; 1 nothing was restored, or all but the contents that the command names; 2 the database or the directory
+    is not empty, or of another installation.
     """
     settings, progress = load_settings(), _Progress()
     if last == (directory is not None) or (stamp is not None and last) or (yes and not last):

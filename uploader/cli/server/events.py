@@ -1,4 +1,4 @@
-"""`uploader events`: what was told to whom, telling it once more, and trying a sink."""
+"""`uploader events`: lists events and their deliveries, sends events again, and tests a sink."""
 
 import json
 from datetime import datetime
@@ -80,7 +80,7 @@ def replay(since: datetime | None, dead: bool, event_id: str | None, sink: str |
 @events.command()
 @click.argument("sink")
 def test(sink: str) -> None:
-    """Send SINK an event of the type `test`. A sink that was switched off is in force again if it takes it."""
+    """Send SINK an event of the type `test`. A sink that was switched off is used again if it accepts the event."""
     error = with_services(load_settings(), lambda services: services.reviewing.test(sink))
     if error is not None:
         fail(f"{sink} did not take the event: {error}", EXIT_FAILED)

@@ -1,5 +1,6 @@
-"""Commands that look after an installation: what is in force and belongs together, the stores, cleaning, the recount, rot,
-deleted files that are kept for a while."""
+"""Commands that maintain an installation: settings, diagnosis, migration, ids, cleanup, recount, scrubbing, and the store's
+trash.
+"""
 
 import json
 import sys
@@ -54,9 +55,9 @@ def config() -> None:
 def doctor(notes: bool, all_files: bool, as_json: bool) -> None:
     """Say what is wrong with an installation. The worst comes first, each with what to do; nothing is changed.
 
-    Looks at its settings, files, disk, database, Redis, bucket, clocks and libraries, and at what its jobs found. Works
-    while the server runs, without it, and if the database or Redis is away; run it as the account of the server, with its
-    settings.
+    Looks at settings, files, disk, database, Redis, bucket, clocks and libraries, and at the findings of the jobs. Works
+    while the server runs, without it, and if the database or Redis is away; run it with the account and the
+    settings of the server.
 
     \b
     Each line says: level  subject: what is wrong; what to do
@@ -133,9 +134,10 @@ def cleanup(before: datetime | None, idle: float | None, yes: bool, dry_run: boo
     Expires idle uploads of past months, and removes directories of no open upload, once nothing touched them for an hour.
     Servers and workers do so each month.
 
-    Blobs and chunks that the database does not name go to the trash, and come back if it names them again. More than 100
-    such blobs, if more than 1 % of all, stay: the settings may name a wrong database, or one that is to be restored. So do
-    all that came since the copy that `uploader restore-backup --last` brought back. --yes trashes them.
+    Blobs and chunks that the database does not name go to the trash, and come back if the database names them again. More
+    than 100 such blobs, if more than 1 % of all, stay: the settings may name a wrong database, or a database that must be
+    restored first. Blobs that are newer than a copy restored by `uploader restore-backup --last` stay, too. --yes trashes
+    them.
 
     --list prints them, and removes nothing: since when, bytes on disk, SHA-256 or id of the upload.
     """
@@ -247,9 +249,9 @@ def adopt(yes: bool) -> None:
 
     All take the id of the database, else that of the store, else a new one.
 
-    Use it for a database that was made anew, or a store that was put together by hand. Contents that the database does not
-    name stay until `uploader cleanup --yes`. If the database has another secret than is here, it takes this one, and all
-    links end. Stop all servers and workers first.
+    Use it after the database was made anew, or the store was put together by hand. Contents that the database does not name
+    stay until `uploader cleanup --yes`. If the database has another secret than is here, it takes this one, and all links
+    end. Stop all servers and workers first.
     """
 
     async def run(services: "Services") -> str | None:
@@ -284,8 +286,9 @@ async def _print_ids(services: "Services") -> None:
 def scrub(rate: int, restart: bool, as_json: bool) -> None:
     """Read all stored contents again, and report damaged ones. Works while the server runs.
 
-    Heals a damaged content from a good copy in the trash. Without one, marks it, so that nobody can download it. An
-    interrupted run goes on where it was. Servers and workers do the same all the time, at UPLOADER_SCRUB_RATE.
+    Heals a damaged content from a good copy in the trash. Without a good copy, marks the content, and nobody can download it
+    any more. An interrupted run goes on where it stopped. Servers and workers do the same all the time, at
+    UPLOADER_SCRUB_RATE.
 
     Exit codes: 0 no damage, 1 any damage, also if it was healed, or an earlier run of the same pass found it.
     """
@@ -313,7 +316,7 @@ def _as_json(damage: "Damage") -> str:
 
 
 def _as_text(damage: "Damage") -> str:
-    # Names are the users' own: shown so that none can pass for another line.
+    # Users choose the names: quote them, or a name could imitate another line.
     files = ", ".join(f"{file.id} {file.name!a} of {file.user_id}" for file in damage.files)
     problem = f"{damage.problem}, and healed" if damage.healed else damage.problem
     return f"{problem}: {damage.sha256}, {damage.size} bytes; files: {files}"

@@ -1,4 +1,4 @@
-"""`report`, `queue` and `audit`: the reports of `/admin` on a terminal, asked of the stores themselves."""
+"""`report`, `queue` and `audit`: the reports of `/admin` on a terminal, read from the stores without a server."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -105,7 +105,7 @@ def queue(context: click.Context, user_id: str | None, upload_id: str | None, as
 @queue.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as GET /admin/work does.")
 def tasks(as_json: bool) -> None:
-    """Show queues of tasks: what waits, who holds which, what is dead."""
+    """Show queues of tasks: how many wait, which are held or dead, and their workers."""
     asked = with_services(load_settings(), lambda services: services.work.report())
     if as_json:
         say(_json(asked))
@@ -122,7 +122,7 @@ def replay(queue: str, task_id: str | None) -> None:
     """Hand dead tasks out once more, all or one."""
 
     async def replay(services: "Services") -> int:
-        services.work.queue(queue)  # a sink has a command of its own
+        services.work.queue(queue)  # refuse sinks: `events replay` is for them
         return await services.reviewing.replay(sink=queue, event_id=task_id, since=None, dead=True)
 
     say(f"tasks to be handed out once more: {with_services(load_settings(), replay)}")
@@ -145,7 +145,8 @@ def audit(
 ) -> None:
     """Print who did what to whom, newest first.
 
-    Covers tokens, users, quotas, expiries, repairs, adoptions, backups and restores of the last UPLOADER_AUDIT_RETENTION."""
+    Covers tokens, users, quotas, expiries, repairs, adoptions, backups and restores of the last UPLOADER_AUDIT_RETENTION.
+    """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
 

@@ -1,5 +1,6 @@
-"""`serve` and `work`, the commands that stay; and what `serve` prints once it answers: where the page is, what to sign in
-with, what to read."""
+"""`serve` and `work`, the commands that keep running. Once the server answers, `serve` prints the addresses and the way to
+sign in.
+"""
 
 import asyncio
 import gc
@@ -25,10 +26,10 @@ from uploader.settings import Settings
 from uploader.units import split_host_and_port
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-# Of documents (RFC 5737, RFC 3849): packets to them take the way to everybody.
+# Documentation addresses (RFC 5737, RFC 3849): packets to them would take the default route.
 _ANYWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 _DISCARD_PORT = 9
-# What was begun in the first moments is waited for, when it is told to end.
+# How long the end of the command waits for the thread of the first moments.
 _PATIENCE_SECONDS = 5.0
 
 
@@ -44,8 +45,8 @@ _PATIENCE_SECONDS = 5.0
 def serve(host: str | None, port: int | None, workers: int | None, jobs: bool | None) -> None:
     """Run the server, and the background jobs with it.
 
-    Without UPLOADER_REDIS_URL and UPLOADER_DATABASE_URL it runs an embedded Valkey and SQLite under UPLOADER_DATA. The
-    first start makes the user `owner`, and writes the token to `owner.token` there.
+    Without UPLOADER_REDIS_URL and UPLOADER_DATABASE_URL it runs an embedded Valkey and SQLite under UPLOADER_DATA. The first
+    start makes the user `owner`, and writes the token to `owner.token` there.
     """
     if host == "":
         fail("--host must not be empty; 0.0.0.0 is all addresses", EXIT_CONFIGURATION)
@@ -65,7 +66,7 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
 
     try:
         bootstrap.check_settings(settings)
-        # Here it only leads out of this function: uvicorn ends in its own order, then raises it again.
+        # Only ends this function: uvicorn installs its own handler, shuts down, and raises the signal again.
         signal.signal(signal.SIGTERM, _leave)
         token = run_to_end(_prepare(settings, wait_for_redis))
         listener = _listen(settings.host, settings.port, "--host and --port choose")
@@ -96,7 +97,8 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
 
 
 async def _prepare(settings: Settings, wait_for_redis: Callable[[], None]) -> str | None:
-    """Prepare the start once. What waiting can mend is left to the server processes, which answer while they wait."""
+    """Prepare the start once. On an error that waiting may solve, return None: the server processes try again, and answer
+    probes meanwhile."""
     from uploader import bootstrap
 
     try:
@@ -109,7 +111,8 @@ async def _prepare(settings: Settings, wait_for_redis: Callable[[], None]) -> st
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Load modules within: they make many objects and no garbage, and to look for some takes a tenth of a start."""
+    """Load modules without garbage collection: they make many objects and no garbage, and collecting takes a tenth of a
+    start."""
     gc.disable()
     try:
         yield
@@ -119,7 +122,7 @@ def _without_collecting() -> Iterator[None]:
 
 
 class _FirstMoments:
-    """Says in a thread that the server answers, once it does; then looks at what a start need not wait for."""
+    """In a thread: announces the server once it answers, then does the checks that the start need not wait for."""
 
     def __init__(self, settings: Settings, host: str, port: int, token: str | None) -> None:
         self._announcement = (settings, host, port, token)
@@ -131,7 +134,7 @@ class _FirstMoments:
         self._thread.start()
 
     def end(self) -> None:
-        """End the command with the reason, if this has ended the server."""
+        """End the thread. If the thread has stopped the server, exit with the reason."""
         self._ended.set()
         self._thread.join(_PATIENCE_SECONDS)
         if self._refusal is not None:
@@ -223,10 +226,8 @@ def work(listen: str | None) -> None:
 
 
 def announce(settings: Settings, host: str, port: int, token: str | None, gives_up: Callable[[], bool]) -> bool:
-    """Say what to do next, once the server answers at its address; return False if it is ended before.
-
-    The token itself is for terminals only: elsewhere output is kept.
-    """
+    """Print the addresses and the next steps once the server answers. Return False if the command ends before. The token is
+    only shown on terminals, because other output is stored."""
     reachable = _LOOPBACK.get(host, host)
     scheme = "http" if settings.tls_certificate is None else "https"
     if not _becomes_live(scheme, reachable, port, gives_up):
@@ -266,7 +267,7 @@ def _becomes_live(scheme: str, host: str, port: int, gives_up: Callable[[], bool
             connection = http.client.HTTPConnection(host, port, timeout=1)
             if scheme == "https":
                 context = ssl.create_default_context()
-                # It is this very process that is asked, by an address that its certificate need not name.
+                # The request goes to this machine, by an address that the certificate need not contain.
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
                 connection = http.client.HTTPSConnection(host, port, timeout=1, context=context)
             connection.request("GET", "/livez")
@@ -282,8 +283,8 @@ def _url(scheme: str, host: str, port: int) -> str:
 
 
 def _names_elsewhere(host: str) -> list[str]:
-    """Return the name of this machine, if it leads to one of its addresses, and the addresses, for a server that
-    listens on all."""
+    """For a server that listens on all addresses: return this machine's addresses, preceded by its name if the name resolves
+    to one of them."""
     families = {"0.0.0.0": [socket.AF_INET], "::": [socket.AF_INET6, socket.AF_INET]}.get(host, [])  # noqa: S104
     addresses = [address for family in families for address in outward_address(family)]
     name = socket.gethostname()
@@ -294,7 +295,7 @@ def _names_elsewhere(host: str) -> list[str]:
 
 
 def outward_address(family: socket.AddressFamily) -> list[str]:
-    """Return the address that this machine has for others: the one it would send from. Nothing is sent."""
+    """Return the address from which this machine would send packets to others. Sends nothing."""
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((_ANYWHERE[family], _DISCARD_PORT))
         return [probe.getsockname()[0]]

@@ -1,6 +1,5 @@
-"""The frame of a command: its settings, what it needs started, and errors as one line and an exit code.
-
-Imports are inside the functions, so that `--help` and the start of the server are quick.
+"""The frame of a command: loads the settings, starts the stores that the command needs, and turns errors into one line and
+an exit code. Imports are inside functions, to keep `--help` and the start of the server fast.
 """
 
 import asyncio
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXIT_FAILED = 1
-# The key in the context of a command, and the value, of `--wait`.
+# The key of `--wait` in click's context, and its default.
 _WAIT, _WAIT_SECONDS = "uploader.wait", 30.0
 
 
 def require_server() -> None:
-    """End the command where the server can't run."""
+    """Exit with a message if the server cannot run on this machine."""
     if (lacking := lacking_here()) is not None:
         elsewhere = (
             "WSL (wsl --install)" if sys.platform == "win32" else "a container or a virtual machine that has this"
@@ -48,7 +47,7 @@ def require_server() -> None:
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Read the settings in force; end the command where they can't be read, or the server can't run here."""
+    """Load the settings. Exit with a message if they are invalid, or if the server cannot run here."""
     require_server()
     try:
         return Settings.load(**overrides)
@@ -57,8 +56,8 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 def lacking_here() -> str | None:
-    """Return what the server needs and this machine has not."""
-    if sys.platform != "linux":  # files without a name, locks of open files and more are Linux's alone
+    """Return the requirement that this machine does not meet, or None."""
+    if sys.platform != "linux":  # O_TMPFILE, locks of open files and more exist only on Linux
         return "Linux"
     if sys.maxsize < 1 << 32:
         return "a Python of 64 bits"
@@ -66,11 +65,11 @@ def lacking_here() -> str | None:
         glibc = os.confstr("CS_GNU_LIBC_VERSION")
     except (OSError, ValueError):
         glibc = None
-    return None if glibc else "Linux with glibc, as Debian has it, not musl"  # no Valkey is built for another
+    return None if glibc else "Linux with glibc, as Debian has it, not musl"  # Valkey is built only for glibc
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; errors with a name end the command with one line each."""
+    """Run the coroutine. Known errors exit with one line per message."""
     try:
         return asyncio.run(work)
     except ConfigurationError as error:
@@ -88,11 +87,8 @@ def with_services(
     compares: bool = True,
     adopts: bool = False,
 ) -> T:
-    """Run a short command on the database, which it migrates if it is the embedded one.
-
-    `stores`, `redis`: it needs the store prepared, or Redis started. `compares`: store and database have to belong together.
-    `adopts`: as `prepare_database` has it.
-    """
+    """Run a short command on the database; an embedded database is migrated first. `stores` prepares the store, `redis`
+    starts Redis. `compares` demands that store and database belong together. `adopts` is passed to `prepare_database`."""
     from uploader import bootstrap
 
     @asynccontextmanager
@@ -137,7 +133,7 @@ async def _run(
 
 
 async def waiting(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Wait for a database, store or disk that is away, as long as `--wait` says."""
+    """Repeat the attempt while the database, the store or the disk is away, up to the `--wait` of the command."""
     from uploader import bootstrap
 
     seconds = click.get_current_context().meta.get(_WAIT, _WAIT_SECONDS)
@@ -150,7 +146,7 @@ async def waiting(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 def let_wait(command: click.Command) -> None:
-    """Give the option `--wait` to a command and its subcommands."""
+    """Add the option `--wait` to a command and its subcommands."""
     for each in command.commands.values() if isinstance(command, click.Group) else ():
         let_wait(each)
     if not isinstance(command, click.Group) and all(param.name != "wait" for param in command.params):
@@ -173,7 +169,7 @@ def make_data_directory(settings: Settings) -> None:
     try:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        if error.errno in PASSING:  # the start waits
+        if error.errno in PASSING:  # the start waits for the disk
             return
         fail(f"UPLOADER_DATA: {settings.data} can't be made: {error.strerror}", EXIT_CONFIGURATION)
     is_read_only = os.statvfs(settings.data).f_flag & os.ST_RDONLY
@@ -181,14 +177,14 @@ def make_data_directory(settings: Settings) -> None:
         fail(f"UPLOADER_DATA: {settings.data} can't be written", EXIT_CONFIGURATION)
     from uploader.storage.ballast import Ballast
 
-    # A start has to write before it can tell that there is no room.
+    # The start must write before it can report a full disk.
     Ballast.beside(settings.data.absolute(), settings.sqlite_path).make_room()
 
 
 @contextmanager
 def embedded_redis(settings: Settings) -> "Iterator[Callable[[], None]]":
-    """Run the embedded Valkey, if none is given; yields a function that waits until it answers. From here on there are logs:
-    it has things to tell at once."""
+    """Run the embedded Valkey unless the settings name a Redis. Yields a function that waits until Valkey answers. Also sets
+    up logging, because Valkey logs at once."""
     from uploader.runtime.observability import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)

@@ -1,4 +1,4 @@
-"""The output of `uploader report` and `uploader queue`: tables for people, single figures of a report for programs."""
+"""The output of `uploader report` and `uploader queue`: tables for people, single figures for programs."""
 
 import sys
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from uploader.service.reports import QueueReport, Report
 from uploader.service.work import WorkReport
 from uploader.units import human_bytes
 
-# Where the output is no terminal: wide enough that no column is cut.
+# The width without a terminal; no column is cut.
 _WIDTH = 160
 
 
 def figures(report: Report) -> Iterator[tuple[str, str, str, object]]:
-    """Yield all of a report, one figure at a time: section, subject, name, value."""
+    """Yield each figure of a report: section, subject, name, value."""
     summary: dict[str, Any] = msgspec.to_builtins(report.summary)
     yield from (("totals", "", name, value) for name, value in summary.items() if not isinstance(value, list | dict))
     yield from (("disk", "", name, value) for name, value in summary["disk"].items())
@@ -36,7 +36,7 @@ def _rows(section: str, key: str, rows: list[dict[str, Any]]) -> Iterator[tuple[
 
 
 def print_report(report: Report) -> None:
-    """Print the tables. Names and ids are the users' own: none is taken for markup."""
+    """Print the tables. Names and ids come from users, and are not parsed as markup."""
     _print(*_tables(report))
 
 
@@ -82,7 +82,7 @@ def _print(*tables: Table) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """Lay out a table. A column whose name begins with a blank holds words, any other one figures."""
+    """Make a table. Columns whose name begins with a blank hold words, the others figures."""
     table = Table(title=title, title_justify="left", title_style="bold", min_width=40)
     for column in columns:
         table.add_column(column.strip(), justify="left" if column.startswith(" ") else "right", overflow="fold")

@@ -1,1 +1,1 @@
-"""Callers, and the web pages that may call: tokens, JWTs, a proxy's header, signed links, origins."""
+"""Authentication: tokens, JWTs, a proxy's header, signed URLs, and the origins whose web pages may call."""

@@ -1,6 +1,7 @@
-"""Knows the caller: by a token, a JWT, a proxy's header or a signed link, or as the local user where authentication is
-off; and which web pages may call: CORS for the origins of the settings, and no other page for callers that need no
-token."""
+"""Authenticates callers: by a token, a JWT, a proxy's header or a signed URL, or as the local user if authentication is off.
+Also decides which web pages may call: CORS allows the origins of the settings. If callers need no token, requests of all
+other pages are refused.
+"""
 
 import asyncio
 import ipaddress
@@ -51,22 +52,23 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _TOO_MANY_WRONG = "Too many wrong tokens came from your address: wait before you show one that is new here."
 _BAD_LINK = "The link is not valid."
 _MINUTE_SECONDS = 60.0
-# What each beyond waits for, and how many of a party may wait at once: 16 questions to the database in a second.
+# After too many wrong tokens, each further attempt waits this long, and only this many wait at once per party: at most 16
+# database queries a second.
 _WAIT_SECONDS = 0.25
 _MAX_WAITING = 4
-# What sums of fractions of a minute may be wrong by.
+# Tolerance for rounding in sums of fractions of a minute.
 _ROUNDING_SECONDS = 1e-6
-# Of a flood from more than these, those that were wrong longest ago are forgotten.
+# The number of parties remembered. In a larger flood, the parties whose last wrong token is oldest are forgotten.
 _MAX_PARTIES = 10_000
 
 _NOBODY = Identity(owner(""), admin=False)
 
-# Returns who makes the request of a scope of ASGI; None: nobody that is known.
+# Returns the caller of a request, given its ASGI scope; None if the caller is unknown.
 Identify = Callable[[Any], Awaitable[Identity | None]]
 
 
 class Origins:
-    """The origins whose pages may call. There are no cookies, so no credentials."""
+    """CORS: the origins whose pages may call. The server uses no cookies, so CORS allows no credentials."""
 
     def __init__(self, allowed: tuple[str, ...] | None) -> None:
         self._allowed = frozenset(allowed or ())
@@ -77,7 +79,7 @@ class Origins:
         return origin is not None and (self._all or origin in self._allowed)
 
     def preflight(self, request: Request) -> Response | None:
-        """Return None to all else than what a browser asks before a call of an allowed page."""
+        """Answer the preflight request of an allowed page; return None for every other request."""
         asks = request.method == "OPTIONS" and "access-control-request-method" in request.headers
         if not asks or not self.allows(request.headers.get("origin")):
             return None
@@ -92,8 +94,8 @@ class Origins:
             response.headers["Access-Control-Expose-Headers"] = _EXPOSE_HEADERS
 
     def is_foreign_page(self, request: Request) -> bool:
-        """Return whether another's page makes a request that could change something. Browsers say so themselves; those that
-        do not yet still name the page's origin."""
+        """Return True if a page of another origin makes a request that could change something. Browsers say so in
+        `Sec-Fetch-Site`; older browsers send at least the page's `Origin`."""
         if request.method in _SAFE_METHODS:
             return False
         origin = request.headers.get("origin")
@@ -109,7 +111,8 @@ class Origins:
 
 
 def is_local_host(host: str, listening_on: str) -> bool:
-    """Return whether a `Host` header names this machine: a name that somebody else's DNS leads here does not."""
+    """Return True if the `Host` header names this machine. A foreign DNS name that resolves to this machine does not (DNS
+    rebinding)."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     name = name.strip("[]").lower()
     if name in ("localhost", listening_on.lower()):
@@ -121,11 +124,11 @@ def is_local_host(host: str, listening_on: str) -> bool:
 
 
 class WrongTokens:
-    """So many at once of each party, then as many in a minute, evenly."""
+    """Limits wrong tokens per party: `most` at once, then `most` per minute, evenly."""
 
     def __init__(self, most: int) -> None:
         self._seconds_for_one = _MINUTE_SECONDS / most
-        # Of each party, until when all it has shown is worked off, by the monotonic clock.
+        # Per party: the monotonic time when all wrong tokens are worked off.
         self._busy_until: OrderedDict[str, float] = OrderedDict()
         self._waiting: Counter[str] = Counter()
 
@@ -134,7 +137,7 @@ class WrongTokens:
         return left_seconds + self._seconds_for_one > _MINUTE_SECONDS + _ROUNDING_SECONDS
 
     async def slow_down(self, party: str) -> None:
-        """Wait if there were too many. Raises TooManyRequests where others of the party wait already."""
+        """Wait if the party showed too many wrong tokens. Raises TooManyRequests if too many of the party already wait."""
         if not self.are_too_many(party):
             return
         if self._waiting[party] >= _MAX_WAITING:
@@ -167,7 +170,7 @@ class Authenticator:
         verifier: "Verifier | None",
         identify: Identify | None = None,
     ) -> None:
-        """`verifier`: where tokens are JWTs; `identify`: what the application around this one knows callers by."""
+        """`verifier` is set if tokens are JWTs. `identify` is set if the surrounding application authenticates callers."""
         self._visitors = visitors if settings.links == "on" else None
         self._mode = settings.auth
         self._host = settings.host
@@ -181,7 +184,7 @@ class Authenticator:
         self._wrong_tokens = WrongTokens(settings.max_wrong_tokens)
 
     async def identify(self, access: Access, request: Request) -> Identity:
-        """Raises Unauthenticated, TooManyRequests, Forbidden, Unavailable."""
+        """Return the caller. Raises Unauthenticated, TooManyRequests, Forbidden, Unavailable."""
         if access == "open":
             return _NOBODY
         if access in READERS and "signature" in request.query_params:
@@ -209,8 +212,8 @@ class Authenticator:
         query = request.query_params
         told, expires, signature = _signed(request, "user")
         user_id = self._signed_urls.user_in(told)
-        # The file of the path, or the selection whose digest the query tells: whether that is the digest of what is asked
-        # for shows with the body.
+        # The signature covers the file in the path, or the digest of a selection in the query. The handler compares that
+        # digest with the selection in the body.
         file_id = request.path_params.get("id")
         if file_id is None:
             subject = selection_subject(query.get("selection", ""))
@@ -244,7 +247,7 @@ class Authenticator:
         await self._wrong_tokens.slow_down(self._proxies.party(request))
 
     async def _identity(self, request: Request) -> Identity:
-        # Before all else: it says that whoever shows it wants to be a visitor, also where callers need no token.
+        # A visitor's token comes first: its caller wants to be a visitor even where callers need no token.
         token = _bearer_token(request)
         if self._visitors is not None and token is not None and token.startswith(TOKEN_PREFIX):
             return await self._by_token_of_visitor(self._visitors, token, request)
@@ -263,8 +266,8 @@ class Authenticator:
             return Identity(owner(LOCAL_USER), is_admin)
         if token is None:
             raise Unauthenticated()
-        # One that was right here before is let in at once though its neighbours guess; any other one is a question to the
-        # database. A JWT is checked without, and only its refusal waits.
+        # A token that was right before is accepted at once, even while neighbours guess tokens. A new token needs a database
+        # query, and waits. A JWT needs no query, and only its refusal waits.
         try:
             if self._verifier is None:
                 return await self._accounts.authenticate(token, partial(self._slow_down, request))
@@ -280,12 +283,11 @@ class Authenticator:
         identity = await identify(request.scope)
         if identity is None:
             raise Unauthenticated("The application does not know who calls.")
-        self._refuse_foreign_pages(request)  # it may know them by a cookie
+        self._refuse_foreign_pages(request)  # the application may know callers by a cookie
         return await self._admitted(identity)
 
     async def _admitted(self, identity: Identity, total_space: int | None = None) -> Identity:
-        """Return a caller whom somebody else has authenticated: an administrator only if the row of the user says so,
-        too."""
+        """Admit a caller whom somebody else authenticated. Administrators also need the right in their user row."""
         claims = identity.admin
         is_admin = await self._accounts.admit(identity.user_id, total_space, claims_admin=claims)
         return identity if is_admin is claims else replace(identity, admin=is_admin)
@@ -301,13 +303,14 @@ class Authenticator:
             raise Unauthenticated("The proxy names no user.") from error
 
     def _refuse_foreign_pages(self, request: Request) -> None:
-        """Refuse foreign web pages: a caller without a token could be made to call by any page that their browser shows."""
+        """Refuse pages of other origins: any page could make a browser call on behalf of a caller without a token."""
         if self._origins.is_foreign_page(request):
             raise Unauthenticated("Pages of other origins can't call without a token.")
 
 
 def _check_visit(identity: Identity, access: Access, request: Request) -> None:
-    """Raises Forbidden for a visitor's token where it is not for, and for any other where only that is."""
+    """Check that a visitor's token fits the operation and the link, and that an operation for visitors has one. Raises
+    Forbidden."""
     visit = identity.visit
     if visit is None:
         raise Forbidden("This is for those who came by the link: begin a session.")
@@ -318,7 +321,7 @@ def _check_visit(identity: Identity, access: Access, request: Request) -> None:
 
 
 def _signed(request: Request, who: str) -> list[str]:
-    """Return what a signed URL tells: who may follow it, until when, and the signature. Raises Unauthenticated."""
+    """Return user or session, expiry and signature of a signed URL. Raises Unauthenticated."""
     values = [request.query_params.getlist(name) for name in (who, "expires", "signature")]
     if any(len(given) != 1 for given in values):
         raise Unauthenticated(_BAD_LINK)

@@ -1,7 +1,6 @@
-"""Checks a JWT and reads its claims, with a secret, a public key, or a JWK set that is read again and again.
-
-Refuses everything it does not know how to check; PyJWT does the cryptography, and no more (decision 0014). A key has exactly
-one algorithm, by its kind; what a token says of itself never chooses how a key is used.
+"""Checks a JWT and reads its claims, with a secret, a public key, or a JWK set that is reloaded regularly. Refuses
+everything that it cannot check. PyJWT only does the cryptography (decision 0014). The kind of a key determines its
+algorithm; the token's header never does.
 """
 
 import asyncio
@@ -44,10 +43,11 @@ _MIN_SECRET_BYTES = 32
 _MAX_KEYS = 64
 _MAX_SET_BYTES = 256 << 10
 _FETCH_SECONDS = 5.0
-# A key that was taken out of its set is out of force after this, and waits for nobody unless requests are this rare.
+# A set older than `_FRESH_SECONDS` is reloaded in the background; for one older than `_STALE_SECONDS`, requests wait for the
+# reload. A key that was removed from a readable set is therefore refused after 30 s at the latest.
 _FRESH_SECONDS = 20.0
 _STALE_SECONDS = 30.0
-# Between two attempts, also where tokens name keys that nobody knows.
+# The least time between two reloads, also if tokens name unknown keys.
 _RETRY_SECONDS = 10.0
 
 _ALGORITHMS = get_default_algorithms()
@@ -75,7 +75,7 @@ class Key:
 
 
 class FixedKey:
-    """The one key of the settings, whatever `kid` a token names."""
+    """The one key of the settings, used for every `kid`."""
 
     def __init__(self, key: Key) -> None:
         self._keys = (key,)
@@ -85,10 +85,10 @@ class FixedKey:
 
 
 class KeySet:
-    """The keys of a JWK set. Where it can't be read any more, the last good keys stay in force."""
+    """The keys of a JWK set. If the set becomes unreadable, the last good keys stay valid."""
 
     def __init__(self, read: Callable[[], bytes], clock: Clock, *, secrets_allowed: bool) -> None:
-        """`read` may block, and raises OSError or ValueError. `secrets_allowed`: whether HS256 keys may be in the set."""
+        """`read` may block; it raises OSError or ValueError. `secrets_allowed` permits HS256 keys in the set."""
         self._read = read
         self._clock = clock
         self._secrets_allowed = secrets_allowed
@@ -99,7 +99,7 @@ class KeySet:
         self._failed = False
 
     async def find(self, kid: str | None) -> tuple[Key, ...]:
-        """Return the keys of a `kid`, or all for None. Raises Unavailable if the set could never be read."""
+        """Return the keys with this `kid`, or all keys for None. Raises Unavailable if the set was never read."""
         age = self._clock.monotonic() - self._tried_at
         if self._keys is None or age >= _STALE_SECONDS:
             await self._read_again()
@@ -117,7 +117,7 @@ class KeySet:
         return tuple(key for key in self._keys if kid is None or key.kid == kid)
 
     async def _read_again(self) -> None:
-        """Do nothing if that was tried a moment ago."""
+        """Reload the set and wait; return at once if the last attempt was less than `_RETRY_SECONDS` ago."""
         self._start_reading()
         if self._reading is not None:
             await asyncio.shield(self._reading)
@@ -146,7 +146,7 @@ Keys = FixedKey | KeySet
 
 
 def keys_in_force(settings: Settings, clock: Clock) -> Keys:
-    """Raises ConfigurationError for a key that is none or is too weak."""
+    """Return the keys that the settings name. Raises ConfigurationError for an invalid or weak key."""
     try:
         if settings.jwt_secret is not None:
             return FixedKey(Key("HS256", None, settings.jwt_secret.encode()))
@@ -167,13 +167,13 @@ def keys_in_force(settings: Settings, clock: Clock) -> Keys:
 def _key_of_pem(text: str) -> Key:
     try:
         material = load_pem_public_key(text.encode())
-    except Exception as error:  # whatever the parser makes of it, and never its text: it may be a private key
+    except Exception as error:  # the parser raises many kinds; its text may show a private key
         raise ValueError("not a public key in PEM") from error
     return Key(_algorithm_of(material), None, material)
 
 
 def _algorithm_of(material: object) -> str:
-    """Raises ValueError for a kind or size that is not taken."""
+    """Raises ValueError for an unsupported kind or size."""
     if isinstance(material, RSAPublicKey) and material.key_size >= _MIN_RSA_BITS:
         return "RS256"
     if isinstance(material, EllipticCurvePublicKey) and isinstance(material.curve, SECP256R1):
@@ -203,7 +203,7 @@ def _key_of_jwk(jwk: dict[str, Any], *, secrets_allowed: bool) -> Key | None:
         if jwk.get("alg", algorithm) != algorithm or not for_signatures or not isinstance(kid, str | None):
             return None
         if "d" in jwk:
-            return None  # a private key that got out is no key
+            return None  # a published private key must not be trusted
         material = _ALGORITHMS[algorithm].from_jwk(jwk)
         if algorithm != "HS256":
             return Key(_algorithm_of(material), kid, material)
@@ -218,12 +218,13 @@ def _read_file(place: str) -> bytes:
 
 
 def _fetch(url: str) -> bytes:
-    """Raises OSError, ValueError; follows no redirect: what the settings name is asked, and nobody else."""
-    import httpx2  # here, because who has the keys in a file does without
+    """Fetch the JWK set. Follows no redirect, so that only the server named in the settings is asked. Raises OSError,
+    ValueError."""
+    import httpx2  # imported here, because keys in a file do not need it
 
     deadline, content = time.monotonic() + _FETCH_SECONDS, b""
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-    trusted = ssl.create_default_context()  # whom the system trusts
+    trusted = ssl.create_default_context()  # the system's certificate authorities
     try:
         with httpx2.stream("GET", url, headers=headers, timeout=_FETCH_SECONDS, verify=trusted) as reply:
             reply.raise_for_status()
@@ -243,8 +244,8 @@ def _bounded(content: bytes) -> bytes:
 
 
 class Header(Struct):
-    """The JOSE header (RFC 7515). What would change how a token is checked, or bring a key of its own, is named here to be
-    refused; other members tell nothing that is used."""
+    """The JOSE header (RFC 7515). Lists the members that would change how a token is checked, or bring a key, to refuse
+    them; other members are ignored."""
 
     alg: str
     kid: str | UnsetType = UNSET
@@ -264,7 +265,7 @@ class Header(Struct):
 
 
 class Payload(Struct):
-    """The claims that are read (RFC 7519); others are left alone."""
+    """The claims that are read (RFC 7519); others are ignored."""
 
     sub: str
     exp: Time
@@ -285,7 +286,7 @@ class Verified:
 
 
 class Verifier:
-    """Remembers tokens that it has verified while the key that signed them is in force."""
+    """Verifies tokens, and caches verified ones while the key that signed them is valid."""
 
     def __init__(self, settings: Settings, keys: Keys, clock: Clock) -> None:
         self._algorithms = settings.jwt_algorithms
@@ -297,7 +298,7 @@ class Verifier:
         self._verified: OrderedDict[bytes, Verified] = OrderedDict()
 
     async def verify(self, token: str) -> Verified:
-        """Raises Unauthenticated; Unavailable where the keys can't be read."""
+        """Raises Unauthenticated, or Unavailable if the keys cannot be read."""
         if len(token) > _MAX_TOKEN_BYTES:
             raise Unauthenticated(f"The token is longer than {_MAX_TOKEN_BYTES:,} bytes.")
         token_sha256 = hashlib.sha256(token.encode()).digest()
@@ -329,10 +330,11 @@ class Verifier:
         raise _invalid()
 
     def _heed(self, payload: Payload, key: Key) -> Verified:
-        """Raises Unauthenticated, saying why: its signer may know."""
+        """Check the claims. Raises Unauthenticated with the reason, because the signature shows that the issuer made the
+        token."""
         now, leeway = self._now(), self._leeway_seconds
         times = (payload.exp, payload.nbf, payload.iat)
-        # JSON has numbers that no double holds, and arithmetic with them raises; to compare them does not.
+        # JSON allows numbers larger than any double. Comparing them works, but arithmetic with them raises.
         if not all(time is UNSET or abs(time) <= sys.float_info.max for time in times):
             raise _invalid()
         if payload.exp + leeway <= now:
@@ -367,7 +369,7 @@ def _decode(segment: str, kind: type[T]) -> T:
 
 
 def _decode_base64(segment: str) -> bytes:
-    """Base64url without padding (RFC 7515), in the one spelling that encoding makes."""
+    """Decode base64url without padding (RFC 7515); accept only the canonical spelling."""
     if not _SEGMENT.fullmatch(segment) or len(segment) % 4 == 1:
         raise _invalid()
     content = base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))

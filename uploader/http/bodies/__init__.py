@@ -1,1 +1,1 @@
-"""The bodies of requests: received whole, in memory within a budget or in a spool, whatever they are for."""
+"""Request bodies, received completely into a memory budget or into the spool. Nothing here knows their purpose."""

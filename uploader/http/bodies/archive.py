@@ -1,4 +1,4 @@
-"""Takes the files out of a tar archive as it comes, each a body of its own."""
+"""Unpacks a tar archive while it arrives; each file becomes a body."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -17,22 +17,23 @@ from uploader.storage.base import Body
 T = TypeVar("T")
 
 _TOO_SLOW = "The archive came too slowly; what is in `results` stands."
-# Of one piece, before all others have their turn: what so many cost is about a millisecond.
+# Members to handle before other requests get a turn; this many take about a millisecond.
 _TURN_MEMBERS = 32
-# Of a member, beside what threads do for it.
+# CPU time to charge for a member, without the work in threads.
 _MEMBER_SECONDS = 1e-4
 
 
 class Unpacking(Generic[T]):
     def __init__(self, intake: Intake, source: BodySource, caller: Caller, admit: Callable[[Member], T]) -> None:
-        """`admit` says what each file is to be, in order, or raises why there will be none: then its bytes are skipped."""
+        """`admit` returns the caller's object for a file. Called once per file, in order; if it raises, the bytes of the
+        file are skipped."""
         self._intake = intake
         self._source = PieceReader(source, intake.pace(), _TOO_SLOW)
         self._caller = caller
         self._admit = admit
         self._loop = asyncio.get_running_loop()
         self._looked_at = 0
-        # The file that comes now, how long it is, and what there is of it.
+        # The current file, its size, and the bytes received so far.
         self._file: T | None = None
         self._size = 0
         self._body: ReceivedBody | None = None
@@ -44,12 +45,12 @@ class Unpacking(Generic[T]):
         return self._failure or self._source.failure
 
     async def entries(self) -> AsyncGenerator[tuple[T, Body] | UploaderError, None]:
-        """Yield each file with its bytes, which its taker closes, or why it is refused. What was given stands, whatever
-        `failure` says. To be closed (`aclosing`), if not read to its end."""
+        """Yield each file with its body, or an error for a refused file. The caller must close the body. Files already
+        yielded stay valid if `failure` is set later. Use `aclosing` unless you read to the end."""
         reader = ArchiveReader()
         try:
             while not self._source.ended:
-                await asyncio.sleep(0)  # headers may take milliseconds, and not all pieces are waited for
+                await asyncio.sleep(0)  # headers may take milliseconds, and reading does not always wait
                 if self._source.failure is not None:
                     raise self._source.failure
                 for found in reader.feed(await self._source.read()):
@@ -73,11 +74,11 @@ class Unpacking(Generic[T]):
         try:
             self._file = self._admit(member)
         except UploaderError as error:
-            return error.with_traceback(None)  # which would keep all that was at hand here, until it is answered
+            return error.with_traceback(None)  # the traceback would keep local variables alive
         return None if member.size else await self._add(memoryview(b""))
 
     async def _add(self, content: memoryview) -> tuple[T, Body] | UploaderError | None:
-        """Return the file, if these are its last bytes."""
+        """Add bytes to the current file. Return the file and its body when all bytes are there."""
         if self._file is None:
             return None
         if self._body is None and len(content) == self._size:

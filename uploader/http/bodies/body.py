@@ -1,7 +1,6 @@
-"""Bodies while they gather and after: in memory that is used again and again, or in a file of the spool; whole or in slices.
-
-A page that is touched for the first time costs more than all that is done with its bytes; so free segments are kept.
-Memory is charged to one budget of the process, and to a share of each user.
+"""Request bodies, while they arrive and afterwards: in reused memory or in a file of the spool, whole or as slices. Touching
+a fresh page of memory costs more than all later work on its bytes, so free segments are kept. Memory is charged to a budget
+of the process, and each user may take a share of it.
 """
 
 import asyncio
@@ -15,21 +14,21 @@ from uploader.runtime.tasks import uninterrupted
 from uploader.service.append import Part, a_newer_one
 from uploader.storage.store import Spool, SpooledBytes
 
-# What a spooled body gathers before it is written. Of slow ones there may be many.
+# Bytes to collect before a write to the spool. Slow bodies collect less, because there may be many.
 _BATCH_BYTES = 256 << 10
 _SLOW_BATCH_BYTES = 64 << 10
 _USER_SHARE = 4
 _NO_ROOM = memoryview(b"")
 _LARGE_BYTES = 1 << 20
-# So that a user's share of a small budget is more than one of them.
+# Limits the size of large segments, so that a user's share of a small budget holds several.
 _MIN_LARGE = 16
-# Of a body that has only begun there is little to hold, and many may begin at once.
+# The first segment of a body is small, because many bodies may begin at once.
 _SMALL_BYTES = 64 << 10
 _SMALL_SHARE = 4
 
 
 class BodyBudget:
-    """Bytes of memory for bodies: of the process, and of each user a quarter of that."""
+    """Bytes of memory for bodies: a total for the process, and a quarter of it for each user."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total = self._free = total_bytes
@@ -38,7 +37,7 @@ class BodyBudget:
         self._released = asyncio.Event()
 
     def charge(self, caller: Caller, length_bytes: int) -> bool:
-        """Return False if there is none left for this user."""
+        """Return False if process or user have too little left."""
         charged = self._charged.get(caller, 0) + length_bytes
         if length_bytes > self._free or charged > self._user_share:
             return False
@@ -54,7 +53,7 @@ class BodyBudget:
         self._released.set()
 
     async def wait_for_release(self, own_bytes: int, until: float) -> bool:
-        """Return whether others than who holds `own_bytes` give memory back by then, by the loop's clock."""
+        """Return True once memory is released; False at `until` (loop clock), or if the caller holds all charged bytes."""
         if self._total - self._free <= own_bytes:
             return False
         self._released.clear()
@@ -66,7 +65,7 @@ class BodyBudget:
 
 
 class Segments:
-    """Free segments of two sizes, the one that was used last on top, because it is warm."""
+    """Free segments of two sizes. The last used one is taken first, because it is still in the caches."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
@@ -76,14 +75,15 @@ class Segments:
         self.small_bytes = max(min(_SMALL_BYTES, self.large_bytes // _SMALL_SHARE), 1)
 
     def take(self, size_bytes: int) -> memoryview:
-        """Return memory with anybody's bytes in it. Raises OSError if the system has none."""
+        """Return memory with arbitrary old content. Raises OSError if the system has none."""
         if mine := self._free[size_bytes]:
             return mine.pop()
-        # In place of free ones of the other size, where together they would be more than the budget.
+        # Free segments of the other size to stay within the budget.
         for free in self._free.values():
             while free and self._made_bytes + size_bytes > self._budget_bytes:
                 self._made_bytes -= len(free.pop())
-        # Private, so that the kernel joins neighbours: it bounds the mappings of a process, and shared ones stay apart.
+        # Private, because the kernel merges private neighbours into one mapping; the number of mappings per process is
+        # limited.
         made = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._made_bytes += size_bytes
         return memoryview(made)
@@ -94,7 +94,7 @@ class Segments:
 
 
 class ReceivedBody:
-    """A body while it gathers and after: in memory, or in an unlinked file. Close it, once for each that keeps it."""
+    """A body in memory or in an unlinked file. Call `close` once, and once more for each `keep`."""
 
     def __init__(
         self, budget: BodyBudget, segments: Segments, spool: Spool, caller: Caller, expected_bytes: int
@@ -114,7 +114,8 @@ class ReceivedBody:
         self.length = 0
 
     async def make_room(self, *, slow: bool, patience_seconds: float = 0.0) -> None:
-        """Make room, in memory, for which it waits for so long, or not. Raises StorageFull."""
+        """Make sure that the body has room for a next byte. Waits up to `patience_seconds` for memory before it moves the
+        body to the spool. Raises StorageFull."""
         if self._spooled is None and (slow or not await self._wait_for_segment(patience_seconds)):
             await uninterrupted(self._move_to_spool(_SLOW_BATCH_BYTES if slow else _BATCH_BYTES))
         elif self._spooled is not None and self._batched == len(self._batch):
@@ -146,17 +147,17 @@ class ReceivedBody:
             content = content[count:]
 
     async def end(self) -> None:
-        """Raises StorageFull."""
+        """Write the last batch. Raises StorageFull."""
         if self._spooled is not None and self._batched:
             await uninterrupted(self._write_batch(self._spooled))
         self._batch = memoryview(b"")
 
     def pieces(self) -> Iterable[memoryview]:
-        """Return the pieces. In memory they are there: hashing and storing need not come back for each."""
+        """Return the pieces of the body. In memory it is a list, so hashing and storing need no thread change per piece."""
         if self._spooled is not None:
             return self._spooled.pieces(0, self.length)
         size = self._segment_bytes
-        used = -(-self.length // size)  # the last one may have been taken for bytes that never came
+        used = -(-self.length // size)  # the last segment may be unused
         return [segment[: self.length - number * size] for number, segment in enumerate(self._segments[:used])]
 
     def pieces_of(self, start: int, length: int) -> Iterable[memoryview]:
@@ -177,7 +178,7 @@ class ReceivedBody:
             self._spooled.close()
 
     def _has_segment(self) -> bool:
-        """Return whether there is memory for the next byte, taking some if need be."""
+        """Return True if there is memory for the next byte; take a segment if needed."""
         if self.length < len(self._segments) * self._segment_bytes:
             return True
         if not self._segments:
@@ -192,7 +193,7 @@ class ReceivedBody:
         return True
 
     async def _wait_for_segment(self, patience_seconds: float) -> bool:
-        """Ask as `_has_segment`, once others have given memory back."""
+        """Return True once there is memory for the next byte. Waits until others release memory, or the patience ends."""
         until = asyncio.get_running_loop().time() + patience_seconds
         while not self._has_segment():
             own_bytes = len(self._segments) * self._segment_bytes
@@ -220,7 +221,7 @@ class ReceivedBody:
             self._give_back(segments)
 
     async def _move_to_spool(self, batch_bytes: int) -> None:
-        """Move it to its end or not at all: a body that is broken off here is told from one that is in the spool."""
+        """Move completely or not at all, to keep the body in one place."""
         spooled = await self._spool.open()
         try:
             for piece in self.pieces():
@@ -233,16 +234,17 @@ class ReceivedBody:
         self._batch = memoryview(bytearray(min(batch_bytes, self._expected - self.length)))
 
     async def _write_batch(self, spooled: SpooledBytes) -> None:
-        """Write it to its end: what was written is not written again, even if a caller is cancelled meanwhile."""
+        """Write the batch once; the caller does not interrupt this, because a second write would repeat bytes."""
         await spooled.append(self._batch[: self._batched])
         self._batched = 0
 
 
 class WholeBody:
-    """A body that was there before anybody asked: it stays where the parser left it. Close it, as one that gathers."""
+    """A body that was complete in the parser's buffer, and stays there uncopied. Call `close` once, and once more for each
+    `keep`."""
 
     def __init__(self, budget: BodyBudget, caller: Caller, content: bytes) -> None:
-        """Its length is charged to the budget already."""
+        """The caller has already charged the length to the budget."""
         self._budget = budget
         self._caller = caller
         self._content = content
@@ -309,7 +311,7 @@ class Reread:
         return Part(part, ended=self._position == self.declared_bytes)
 
     def stored(self, offset: int) -> None:
-        """Note that bytes are stored, as `Incoming.stored`."""
+        """Do nothing: nobody waits for the progress (`Incoming.stored`)."""
 
     def close(self) -> None:
         self._body.close()

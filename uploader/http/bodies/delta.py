@@ -1,10 +1,11 @@
-"""Chunks that are made from a delta base, by instructions (`domain/delta.py`).
+"""Chunks made from a delta base by instructions (`domain/delta.py`).
 
-Thirteen bytes can ask for 64 MiB of the base. So a body of up to 1 MiB is received and checked as a whole before the first
-byte is copied: a refused body costs no more than it is long. A longer body is carried out while the rest of it arrives.
+Thirteen bytes can ask for 64 MiB of the base. Therefore the first MiB of a body is received and checked before any byte is
+copied: a refused short body costs no more than its length. The rest of a longer body is executed while it arrives.
 
-The reader of instructions is pure: pieces in, parts of the chunk out. What is sent and what is made gather as every body
-does; beside that no more is held than one piece of what was sent, and a MiB of the base; while that is compared, some MiB.
+`InstructionReader` is pure: it turns pieces of the body into parts of the chunk. The instructions and the chunk gather like
+every body. Beyond that, memory holds one piece of the instructions and 1 MiB of the base; some MiB while the base is
+compared.
 """
 
 import asyncio
@@ -28,10 +29,10 @@ from uploader.storage.base import Body
 
 _LAYOUTS = {COPY_KIND: COPY, LITERAL_KIND: LITERAL}
 
-# In one turn: what so many cost the event loop, or a thread, is about a millisecond.
+# Parts and bytes to make in one turn of the event loop or a thread; about a millisecond.
 _TURN_PARTS = 512
 _TURN_BYTES = 1 << 20
-# So much of a body is checked before anything is made. All instructions of a chunk without literal bytes are shorter.
+# Bytes to check before the chunk is made. A chunk without literal bytes always needs fewer.
 CHECKED_BYTES = 1 << 20
 
 
@@ -40,14 +41,14 @@ class InstructionReader:
         self._base_bytes = base_bytes
         self._chunk_bytes = chunk_bytes
         self._part_bytes = part_bytes
-        self._head = bytearray()  # of an instruction that is not whole
-        self._literal = 0  # bytes of it that are still to come
+        self._head = bytearray()  # the beginning of an incomplete instruction
+        self._literal = 0  # literal bytes still to come
         self._instructions = 0
         self._made = 0
 
     def feed(self, piece: memoryview) -> Iterator[Copy | memoryview]:
-        """Yield the parts of a piece in order, literal ones as views of it. To be read to its end before the next piece.
-        Raises InvalidDelta, ChunkLengthMismatch; then nothing more may be fed."""
+        """Yield the parts of a piece in order; literal parts are views of the piece. Read to the end before the next call.
+        Raises InvalidDelta, ChunkLengthMismatch; afterwards the reader is unusable."""
         at, end = 0, len(piece)
         while at < end:
             if self._literal:
@@ -72,7 +73,7 @@ class InstructionReader:
                 yield from self._copies(*figures)
 
     def end(self) -> None:
-        """Raises InvalidDelta, ChunkLengthMismatch if that is too early."""
+        """Raises InvalidDelta or ChunkLengthMismatch if instructions are missing."""
         if self._head or self._literal:
             raise InvalidDelta("The body ends within an instruction.")
         if self._made != self._chunk_bytes:
@@ -100,17 +101,17 @@ class InstructionReader:
 
 @dataclass(frozen=True, slots=True)
 class DeltaChunk:
-    # Of the instructions; what they make is known when they have come.
+    # The length of the chunk is known only after all instructions.
     declared_bytes = None
 
-    # `claims` are of the body as it is sent; `open_base` is told the length of the chunk.
+    # `claims` are digests of the body as sent; `open_base` gets the length of the chunk.
     intake: Intake
     request: Request
     claims: ClaimedDigests
     open_base: Callable[[int], Awaitable[DeltaBase]]
 
     async def receive(self, caller: Caller, expected_bytes: int) -> Body:
-        """Receive as `ChunkSource.receive`. The base is opened before the body is asked for."""
+        """Receive as `ChunkSource.receive`; open the base before reading the body."""
         comparing = Comparing(self.claims)
         base = await self.open_base(expected_bytes)
         sent = self.intake.gathering(caller, CHECKED_BYTES + PIECE_BYTES)
@@ -162,7 +163,7 @@ async def _next(pieces: Iterator[memoryview], sent: ReceivedBody) -> memoryview 
 
 
 def _check(sent: ReceivedBody, base: DeltaBase, chunk_bytes: int, is_whole: bool) -> None:
-    """Raises InvalidDelta, ChunkLengthMismatch if these instructions make no chunk."""
+    """Check instructions without executing them. Raises InvalidDelta, ChunkLengthMismatch."""
     reader = InstructionReader(base.size, chunk_bytes, PIECE_BYTES)
     parts = chain.from_iterable(map(reader.feed, sent.pieces()))
     base.check([(part.offset, part.length) for part in parts if isinstance(part, Copy)])
@@ -177,7 +178,7 @@ async def _make(parts: Iterator[Copy | memoryview], base: DeltaBase, body: Recei
 
 async def _add(turn: list[Copy | memoryview], base: DeltaBase, body: ReceivedBody, pace: Pace) -> None:
     ranges = [(part.offset, part.length) for part in turn if isinstance(part, Copy)]
-    await asyncio.sleep(0)  # others have their turn in any case: not all that is copied is waited for
+    await asyncio.sleep(0)  # other requests get a turn, because copying does not always wait
     await go_on(Kind.MADE, sum(length for _, length in ranges))
     copied, loop = iter(await base.read(ranges)), asyncio.get_running_loop()
     for part in turn:

@@ -1,7 +1,6 @@
-"""Receives bodies whole, before anything is done with them, counted as they arrive.
-
-A body gathers in memory within the budget; where there is no budget, or where it is slow, it moves to the spool. So no
-client is refused for lack of memory, and no slow one holds it.
+"""Receives whole bodies before anybody works with them, and counts them as they arrive. A body gathers in memory within the
+budget. If the budget is used up or the body is slow, it moves to the spool: no client is refused for lack of memory, and
+slow clients hold none.
 """
 
 import asyncio
@@ -23,25 +22,25 @@ from uploader.service.append import Part, a_newer_one
 from uploader.settings import Settings
 from uploader.storage.store import Spool
 
-# A body that takes longer than this moves out of memory; the minimum rate is asked for from here on, too.
+# A slower body moves to the spool; the minimum rate also applies only after this time.
 GRACE_SECONDS = 10.0
 
-# Under this name `scope["extensions"]` holds `{"body": a DirectSource}`, where the server offers one for a request.
+# The key in `scope["extensions"]` for `{"body": DirectSource}`, if the server offers one for the request.
 DIRECT_BODY = "uploader.direct_body"
-# And under this one, for a request that announces trailers, `{"fields": those that came}`, once all of its body has: each
-# name in lower case, with its value.
+# The key in `scope["extensions"]` for `{"fields": trailers}`, if the request announces trailers. Filled when the body has
+# ended; names are in lower case.
 TRAILERS = "uploader.trailers"
 
-# JSON is small, and there is no place for it but memory: it has a budget of its own, so that chunks never starve it.
+# JSON bodies are small and always in memory. They have a separate budget, which chunks cannot use up.
 MAX_JSON_BYTES = 256 << 10
 _JSON_BUDGET_BYTES = 64 << 20
-# What is read of a body at once that is looked at as it comes.
+# Bytes per read for bodies that are processed while they arrive.
 PIECE_BYTES = 256 << 10
 _DRAIN_BYTES = 64 << 10
-# How often the receiver of a body in parts is asked whether more is wanted.
+# How often `goes_on` is asked while a part of a body is received.
 _LOOK_SECONDS = 0.25
-# How long the next part of a stream waits for memory: most of it is held by the parts before, which are being stored or
-# hashed, and to write them twice would only take longer.
+# How long the next part of a stream waits for memory. Earlier parts hold most of it while they are stored or hashed; moving
+# to the spool would take longer.
 _PATIENCE_SECONDS = 0.25
 
 
@@ -49,18 +48,18 @@ _Receiving = Coroutine[Any, Any, ReceivedBody | WholeBody]
 
 
 class Pace:
-    """The limits of a slow body: how long it may stand still, how slow it may be; by the loop's clock, in seconds."""
+    """The limits of a slow body: idle time and minimum rate. Times are of the loop's clock, in seconds."""
 
     def __init__(self, started_at: float, idle_timeout_seconds: float, min_rate_bytes: int) -> None:
         self._started_at = started_at
         self._idle_timeout_seconds = idle_timeout_seconds
         self._min_rate_bytes = min_rate_bytes
         self.slow_at = started_at + GRACE_SECONDS
-        # Since when it is waited for.
+        # The time since which the server waits for the client.
         self._ready_at = started_at
 
     def excuse(self, since: float, now: float) -> None:
-        """Excuse what a busy disk took between the two: it is not the client's."""
+        """Do not count the time between `since` and `now` against the client: the server was busy."""
         if now == since:
             return
         self._started_at += now - since
@@ -68,7 +67,7 @@ class Pace:
         self._ready_at = now
 
     def late_at(self, progressed_at: float, length: int) -> float:
-        """Return when a body that gets no further than this is late."""
+        """Return the time at which a body with this progress is late."""
         still_at = max(progressed_at, self._ready_at) + self._idle_timeout_seconds
         if not self._min_rate_bytes:
             return still_at
@@ -76,60 +75,58 @@ class Pace:
 
 
 class Sink(Protocol):
-    """Memory that a body is poured into."""
+    """Memory into which a body is poured."""
 
     def room(self) -> memoryview:
-        """Return where the next bytes go; empty if there is no room now."""
+        """Return the memory for the next bytes; empty if there is none now."""
 
     def advance(self, count: int) -> None:
-        """Note that so many bytes were put there, at the latest when the pouring ends."""
+        """Note bytes that were put into the room; called at the latest when the pouring ends."""
 
 
 class BodySource(Protocol):
-    """A body that is on its way."""
+    """A body that is arriving."""
 
     @property
     def ended(self) -> bool:
-        """Return whether all of it was poured."""
+        """Return True if all bytes were poured."""
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all of it is waiting, and nothing was poured."""
+        """Return True if the complete body is waiting, and nothing was poured."""
 
     def take(self) -> bytes:
-        """Return what is waiting, in place of pouring it."""
+        """Return the waiting bytes instead of pouring them."""
 
     @property
     def progressed_at(self) -> float:
-        """Return when a byte last came, or when it began, by the loop's clock, in seconds."""
+        """Return the time of the last byte, or of the start (loop clock, seconds)."""
 
     @property
     def waiting_bytes(self) -> int:
-        """Return what has come beyond that, as far as is known."""
+        """Return the number of bytes that arrived and were not poured, as far as known."""
 
     async def pour(self, sink: Sink, until: float) -> None:
-        """Give bytes to `sink` until it has no room, the body ends, or the loop's clock says `until`.
-
-        Raises ClientDisconnect.
-        """
+        """Give bytes to `sink` until it has no room, the body ends, or the loop's clock reaches `until`. Raises
+        ClientDisconnect."""
 
 
 class DirectSource(BodySource, Protocol):
-    """A body that the server reads past its parser."""
+    """A body read from the socket without the HTTP parser."""
 
     @property
     def is_waited_for(self) -> bool:
-        """Return whether nothing but the client keeps it."""
+        """Return True if the reading waits only for the client."""
 
     @property
     def started(self) -> bool:
-        """Return whether anything was poured: the rest has to be asked for here, too."""
+        """Return True if bytes were poured; then the rest must also be read here."""
 
 
 class MessageBody:
-    """A body in ASGI's messages."""
+    """A body that arrives in ASGI messages."""
 
-    # It may be, but nobody asked.
+    # Unknown until the first message.
     is_whole = False
 
     def __init__(self, receive: Receive) -> None:
@@ -172,7 +169,7 @@ class MessageBody:
 
 
 class PieceReader:
-    """Reads a body piece by piece: what its taker does with one before the next is not the client's time."""
+    """Reads a body in pieces. The time that the taker spends between two pieces does not count against the client."""
 
     def __init__(self, source: BodySource, pace: Pace, too_slow: str | None = None) -> None:
         self._source = source
@@ -182,7 +179,7 @@ class PieceReader:
         self._length = 0
         self._received = 0
         self._read_at = asyncio.get_running_loop().time()
-        # Why the last piece is the last, where the body did not end.
+        # Why the last piece came before the end of the body.
         self.failure: errors.BodyTimeout | ClientDisconnect | None = None
 
     @property
@@ -196,7 +193,8 @@ class PieceReader:
         self._length += count
 
     async def read(self) -> memoryview:
-        """Return the next piece, good until the next is read, or as much as came of it before a `failure`."""
+        """Return the next piece, valid until the next call. If `failure` is set, the piece holds the bytes before the
+        failure."""
         loop = asyncio.get_running_loop()
         pause()
         self._pace.excuse(self._read_at, loop.time())
@@ -215,7 +213,7 @@ class PieceReader:
 
 
 class Drain:
-    """Takes bytes that nobody wants, up to a bound."""
+    """Discards bytes, up to a limit."""
 
     def __init__(self, most_bytes: int) -> None:
         self.length = 0
@@ -231,20 +229,21 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """The body of one request, to be received."""
+    """The body of a request, before it is received."""
 
     intake: "Intake"
     source: BodySource
     declared_bytes: int | None = None
 
-    # No coroutines of their own: a body that is waited for resumes all of them each time.
+    # Not `async`: each coroutine in between would be resumed with every wait.
     def receive(self, caller: Caller, expected_bytes: int) -> _Receiving:
-        """Receive exactly `expected_bytes`; what is longer is cut off there. Raises ChunkLengthMismatch, BodyTimeout,
-        StorageFull, and ClientDisconnect if the client went away."""
+        """Receive exactly `expected_bytes`; stop if the body is longer. Raises ChunkLengthMismatch, BodyTimeout,
+        StorageFull, ClientDisconnect."""
         return self._gather(caller, expected_bytes, exactly=True)
 
     def receive_up_to(self, caller: Caller, limit_bytes: int) -> _Receiving:
-        """Receive the length that was told, if one was. Raises FileTooLarge, and as `receive`."""
+        """Receive the declared length, or up to the limit if none was declared. Raises FileTooLarge, and the errors of
+        `receive`."""
         if self.declared_bytes is None:
             return self._gather(caller, limit_bytes, exactly=False)
         if self.declared_bytes > limit_bytes:
@@ -274,9 +273,9 @@ class Incoming:
         return body
 
     async def _fill(self, body: ReceivedBody, most_bytes: int) -> int:
-        """Return how long the body is, as far as is known."""
+        """Fill `body`. Return the length of the body, at least as far as it is known."""
         loop, source = asyncio.get_running_loop(), self.source
-        pace, excess = self.intake.pace(), Drain(1)  # room for the byte that is too many
+        pace, excess = self.intake.pace(), Drain(1)  # holds the first byte beyond the limit
         while not source.ended:
             if body.length == most_bytes:
                 await source.pour(excess, pace.late_at(source.progressed_at, body.length))
@@ -289,8 +288,8 @@ class Incoming:
         return body.length
 
     async def receive_part(self, caller: Caller, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
-        """Receive what comes of a body up to the limit, and say why no more came: whatever ends it, the bytes stay, and the
-        next part goes on there. `goes_on` is asked again and again whether anybody wants more. Raises StorageFull."""
+        """Receive up to `limit_bytes`, and say why no more came. An error does not lose the received bytes: the next part
+        continues after them. `goes_on` is asked repeatedly if the part is still wanted. Raises StorageFull."""
         source, budget = self.source, self.intake._budget
         is_here = source.is_whole and source.waiting_bytes <= limit_bytes
         if is_here and budget.charge(caller, source.waiting_bytes):
@@ -313,7 +312,7 @@ class Incoming:
         return Part(body, ended=source.ended, error=error)
 
     def stored(self, offset: int) -> None:
-        """Note that bytes are stored; the client hears of it at the end."""
+        """Do nothing: the client learns of stored bytes at the end."""
 
     async def _fill_part(
         self, body: ReceivedBody, limit_bytes: int, goes_on: Callable[[], bool]
@@ -322,7 +321,7 @@ class Incoming:
         pace, is_wanted = self.intake.pace(), True
         try:
             while not source.ended and body.length < limit_bytes:
-                if not is_wanted:  # what was here already was taken, and is not all
+                if not is_wanted:  # the bytes already received were taken in a last round
                     return a_newer_one()
                 is_wanted = goes_on()
                 look_again_at = await self._make_room(body, pace, _PATIENCE_SECONDS)
@@ -334,7 +333,7 @@ class Incoming:
         return None
 
     async def _make_room(self, body: ReceivedBody, pace: Pace, patience_seconds: float = 0.0) -> float:
-        """Return when to look how fast the body comes. Raises StorageFull."""
+        """Make room for the next bytes. Return the time of the next check of the pace. Raises StorageFull."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         await body.make_room(slow=began >= pace.slow_at, patience_seconds=patience_seconds)
@@ -353,15 +352,15 @@ class Intake:
         self._min_rate_bytes = settings.min_body_rate_bytes
 
     def body_of(self, request: Request) -> Incoming:
-        """Raises BadRequest for a length that is no number."""
+        """Raises BadRequest for an invalid Content-Length."""
         length = request.headers.get("content-length")
         if length is not None and not re.fullmatch(r"[0-9]{1,19}", length.strip()):
             raise errors.BadRequest("Content-Length is not a number.")
         return Incoming(self, source_of(request), None if length is None else int(length))
 
     async def receive_json(self, receive: Receive, caller: Caller, most_bytes: int = MAX_JSON_BYTES) -> bytes:
-        """Receive a small body, within the idle time-out as a whole. Raises InvalidRequest if it is not small,
-        TooManyRequests, BodyTimeout, and ClientDisconnect."""
+        """Receive a small body within the idle timeout. Raises InvalidRequest if it is larger, TooManyRequests, BodyTimeout,
+        ClientDisconnect."""
         content, more = bytearray(), True
         try:
             async with asyncio.timeout(self._idle_timeout_seconds):
@@ -383,7 +382,7 @@ class Intake:
         return bytes(content)
 
     def whole(self, caller: Caller, content: memoryview) -> WholeBody | None:
-        """Return None where there is no budget for a copy."""
+        """Copy the content into a body; return None if the budget does not allow it."""
         if not self._budget.charge(caller, len(content)):
             return None
         return WholeBody(self._budget, caller, bytes(content))
@@ -405,6 +404,6 @@ def _check_length(length: int, most_bytes: int, *, exactly: bool) -> None:
 
 
 def source_of(request: Request) -> BodySource:
-    """Return a body that nobody has begun to read: past the parser, if the server offers that."""
+    """Return the unread body of a request; read without the parser if the server offers that."""
     offered = request.scope.get("extensions", {}).get(DIRECT_BODY)
     return offered["body"] if offered else MessageBody(request.receive)

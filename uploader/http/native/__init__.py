@@ -1,1 +1,3 @@
-"""The protocol for those who upload: handlers decode, call one use case and encode; the rules are in the services."""
+"""The native upload protocol. Handlers decode a request, call one use case and encode the result; the rules are in the
+services.
+"""

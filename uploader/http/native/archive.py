@@ -1,7 +1,8 @@
-"""`/me/archive`: files as one zip or tar, made while it is sent. Nothing is compressed: most of what people keep is.
+"""`/me/archive`: sends files as one zip or tar, built during the transfer. Nothing is compressed, because most large files
+already are.
 
-Small files are read, and sent, several at a time. A file whose bytes are known to be gone, or bad, before its member begins
-does not end the archive, which tells of it. One that turns out so in the middle of its member does: every reader notices.
+Small files are read and sent in groups. A file that is known to be gone or damaged before its member begins is reported in
+the archive. If damage shows in the middle of a member, the archive breaks off, which every reader notices.
 """
 
 import io
@@ -26,37 +27,37 @@ from uploader.runtime.meter import Kind, charge
 from uploader.runtime.tasks import in_thread, uninterrupted
 from uploader.storage.base import OpenBlob
 
-# What is read at one go: of a large file; and of several small ones, where no single one is larger.
+# Bytes per read of a large file, and the total size of a group of small files.
 _PIECE_BYTES = 256 << 10
 _GROUP_FILES = 64
-# Of a member on the event loop, beside its row and its bytes.
+# CPU time to charge for a member, without its row and its bytes.
 _MEMBER_SECONDS = 3e-5
 _MODE = 0o644
 _REGULAR_FILE = 0o100000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# What the format has room for (APPNOTE.TXT, 4.4.6).
+# The first and last date of a zip member (APPNOTE.TXT, 4.4.6).
 _FIRST_DATE, _LAST_DATE = (1980, 1, 1, 0, 0, 0), (2107, 12, 31, 23, 59, 59)
 _MEDIA_TYPES = {"zip": "application/zip", "tar": "application/x-tar"}
 MEDIA_TYPES = tuple(_MEDIA_TYPES.values())
-# The member of a zip that tells of the files that are not there.
+# The member of a zip with the list of unreadable files.
 _PROBLEMS = "uploader-problems.txt"
 
 
 class ManyContents(Contents, Protocol):
-    """Opens the contents of files, and reads many small ones at once."""
+    """Opens the contents of files, and reads several small contents at once."""
 
     async def read_contents(self, files: Sequence[File]) -> list[bytes | UploaderError]:
-        """Read whole contents that fit into memory together; in the place of one that can't be read is why."""
+        """Read several contents completely; together they must fit into memory. An unreadable content becomes its error."""
 
 
 @dataclass(slots=True)
 class _Member:
-    """A file under its name in the archive: its bytes, as far as they were read, or why there are none."""
+    """A file with its name in the archive, and its first bytes or the error."""
 
     file: File
     name: str = ""
     content: bytes = b""
-    # Has the bytes that follow.
+    # The rest of a large file.
     blob: OpenBlob | None = None
     problem: UploaderError | None = None
 
@@ -68,8 +69,9 @@ class _Member:
 def archive(
     files: AsyncIterator[File], names: Sequence[str], kind: str, contents: ManyContents, *, tells_ids: bool
 ) -> StreamingResponse:
-    """`names` are those asked for, and the prefixes. `tells_ids`: a tar says which file each member is. GNU tar warns of
-    each record that it does not know, so that is for what was asked for by ids."""
+    """Build the archive. `names` are the requested names and prefixes; they give the title and the common folder.
+    `tells_ids` adds the file's id and SHA-256 to each member of a tar. GNU tar warns about unknown records, so set
+    `tells_ids` only for requests by ids."""
     above = common_folder(names)
     title = PurePosixPath(names[0] if len(names) == 1 else above).name or "files"
     make = _zip if kind == "zip" else partial(_tar, tells_ids=tells_ids)
@@ -83,7 +85,7 @@ def archive(
 
 
 class _Archive(StreamingResponse):
-    """Closes the file that it reads however the sending ends."""
+    """Closes the file being read, even if sending fails."""
 
     body_iterator: AsyncGenerator[bytes]
 
@@ -93,13 +95,13 @@ class _Archive(StreamingResponse):
 
 
 class _Names:
-    """The names of members: without the folder that all have in common. A user has one file of a name, so an equal name, or
-    the same file once more, was replaced or renamed while the archive was made: the first one stays."""
+    """The names of the members, without their common folder. Names of a user's files are unique, so a name or a file that
+    comes twice was replaced or renamed during the transfer; the first one stays."""
 
     def __init__(self, above: str) -> None:
         self._above = above
         self._file_ids: set[str] = set()
-        # Whether the file lies in the common folder; None for a name with a number.
+        # By name: True if the file lies in the common folder, None if the name got a number.
         self._given: dict[str, bool | None] = {}
 
     def are_given(self, file: File) -> bool:
@@ -107,7 +109,7 @@ class _Names:
         return file.id in self._file_ids or self._given.get(file.name.removeprefix(self._above)) is is_below
 
     def give(self, members: Sequence[_Member]) -> list[_Member]:
-        """Return the members, each with its name, without those that are there already."""
+        """Return the members with their names, without those already in the archive."""
         named = []
         for member in members:
             if self.are_given(member.file):
@@ -120,7 +122,7 @@ class _Names:
         return named
 
     def free(self, name: str) -> str:
-        """Return a name that no member has: only of a file that has left the common folder it may need a number."""
+        """Return an unused name. Only a file that has left the common folder may need a number."""
         given, number = name, 2
         while given in self._given:
             path = PurePosixPath(name)
@@ -129,8 +131,8 @@ class _Names:
 
 
 async def _groups(files: AsyncIterator[File], names: _Names, contents: ManyContents) -> AsyncIterator[list[_Member]]:
-    """Yield the members in order: a large one alone, of which the first bytes were read; small ones with others, whole.
-    Those that were deleted meanwhile are passed over."""
+    """Yield the members in order: large files alone with their first bytes, small files in groups with all their bytes.
+    Skips files that were deleted meanwhile."""
     small: list[_Member] = []
     length = 0
     async for file in files:
@@ -160,7 +162,7 @@ async def _read_together(members: Sequence[_Member], contents: ManyContents) -> 
 
 
 async def _begin(member: _Member, contents: ManyContents) -> bool:
-    """Open a large file and read its first bytes; False if it was deleted meanwhile. Raises StorageAway."""
+    """Open a large file and read its first bytes. Return False if it was deleted. Raises StorageAway."""
     charge(Kind.REQUESTS, _MEMBER_SECONDS)
     file = member.file
     try:
@@ -175,7 +177,7 @@ async def _begin(member: _Member, contents: ManyContents) -> bool:
 
 
 async def _pieces(member: _Member, contents: ManyContents) -> AsyncGenerator[bytes]:
-    """Yield the bytes of a member, and close it. Raises where there are not all of them."""
+    """Yield the bytes of a member, then close it. Raises EOFError and storage errors if bytes are missing."""
     try:
         piece, done = member.content, 0
         while True:
@@ -223,7 +225,7 @@ def _tar_head(member: _Member, tells_ids: bool) -> bytes:
 
 
 class _Sink(io.RawIOBase):
-    """Bytes that were written and not yet sent. It can't seek, so sizes and checksums follow the bytes of each file."""
+    """Collects written bytes until they are sent. Not seekable, so zipfile writes sizes and checksums after each file."""
 
     def __init__(self) -> None:
         self._written = bytearray()
@@ -249,7 +251,7 @@ async def _zip(files: AsyncIterator[File], names: _Names, contents: ManyContents
                 with written.open(_zip_info(group[0]), "w") as opened:
                     async with aclosing(_pieces(group[0], contents)) as pieces:
                         async for piece in pieces:
-                            await in_thread(opened.write, piece)  # for the checksum
+                            await in_thread(opened.write, piece)  # computes the CRC-32
                             yield sink.take()
             else:
                 await in_thread(_write_all, written, group)
@@ -268,5 +270,5 @@ def _write_all(written: zipfile.ZipFile, group: Sequence[_Member]) -> None:
 def _zip_info(member: _Member) -> zipfile.ZipInfo:
     info = zipfile.ZipInfo(member.name, min(max(member.moment.timetuple()[:6], _FIRST_DATE), _LAST_DATE))
     info.external_attr = (_REGULAR_FILE | _MODE) << 16
-    info.file_size = member.file.size  # so that a large one is written in the form for large ones
+    info.file_size = member.file.size  # selects the zip64 format for a large file
     return info

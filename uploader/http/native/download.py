@@ -1,7 +1,6 @@
-"""Downloads: the content of a file, whole or in ranges (RFC 9110, sections 13 and 14).
-
-The file is opened before the first byte of the answer, so one that is deleted meanwhile is still sent whole. Or the client
-is sent on to where the bytes are, if the store can do that, and would answer the same.
+"""Downloads of a file's content, whole or in ranges (RFC 9110, sections 13 and 14). The file is opened before the answer
+begins, so a file that is deleted meanwhile is still sent completely. If the store can serve the same answer itself, the
+client is redirected to it.
 """
 
 import base64
@@ -24,9 +23,9 @@ from uploader.http.shared.responses import ZERO_COPY_SEND, is_not_modified
 from uploader.runtime.tasks import uninterrupted
 from uploader.storage.base import FileBlob, OpenBlob, PresigningBlob, ViewedBlob
 
-# With the policies under which they are shown: alone, or within a page of the same origin.
+# The policy of an inline preview: shown alone, or within a page of the same origin.
 _PREVIEW_POLICY = "sandbox; default-src 'none'; media-src 'self'; style-src 'unsafe-inline'; frame-ancestors 'self'"
-# Browsers open their viewer of PDF in no sandbox; nothing but this viewer takes this type.
+# Browsers refuse to open their PDF viewer in a sandbox. Only this viewer handles the type.
 _PDF_POLICY = "default-src 'none'; object-src 'self'; style-src 'unsafe-inline'; frame-ancestors 'self'"
 
 _PREVIEW_TYPES = {
@@ -56,10 +55,10 @@ _PREVIEW_TYPES = {
 
 _PIECE_BYTES = 256 << 10
 _MAX_RANGES = 100
-_HUGE = 2**64  # beyond any file
+_HUGE = 2**64  # larger than any file
 MEDIA_TYPE = OCTETS
 MEDIA_TYPES = (MEDIA_TYPE, "image/*", "video/*", "audio/*", "application/pdf")
-# How long the URL works that somebody is sent on to: it is to be followed at once.
+# Lifetime of the URL in a redirect, which clients follow at once.
 _SENT_ON_SECONDS = 60
 _SPEC = re.compile(r"[ \t]*(?:([0-9]+)-([0-9]*)|-([0-9]+))[ \t]*")
 
@@ -68,14 +67,14 @@ Parts = list[tuple[bytes, Range]]
 
 
 def preview_type_of(name: str) -> str | None:
-    """Return None where a file of this name is only ever saved."""
+    """Return the media type for an inline preview; None if a file of this name can only be saved."""
     _, dot, ending = name.rpartition(".")
     return _PREVIEW_TYPES.get(ending.lower()) if dot else None
 
 
 def parse_ranges(header: str, size: int) -> list[Range] | None:
-    """Return the ranges within `size` bytes; None if the header is to be ignored. Raises RangeNotSatisfiable if there are
-    none, or more than 100."""
+    """Return the ranges within `size` bytes; None if the header is to be ignored. Raises RangeNotSatisfiable if no range
+    matches, or for more than 100 ranges."""
     unit, equals, specs = header.partition("=")
     if unit.strip().lower() != "bytes" or not equals:
         return None
@@ -88,12 +87,12 @@ def parse_ranges(header: str, size: int) -> list[Range] | None:
     ranges = [found for match in matches if match and (found := _within(match, size)) is not None]
     if not ranges:
         raise RangeNotSatisfiable(size=size)
-    # Ranges that overlap so much that they exceed the whole are an attack or a mistake (RFC 9110, section 14.2).
+    # Overlapping ranges larger than the file are an attack or a mistake (RFC 9110, section 14.2).
     return ranges if sum(length for _, length in ranges) <= size else None
 
 
 def _number(digits: str) -> int:
-    # Python refuses to convert thousands of digits; a header may hold them.
+    # Python refuses to convert thousands of digits.
     significant = digits.lstrip("0")
     return int(significant or "0") if len(significant) < 20 else _HUGE
 
@@ -118,7 +117,8 @@ def _within(match: re.Match[str], size: int) -> Range | None:
 
 
 def disposition(name: str) -> str:
-    """`attachment` under the last segment of a name: in ASCII for old clients, and as RFC 8187 has it."""
+    """Return an `attachment` header with the last segment of the name: in ASCII for old clients, and in the form of RFC
+    8187."""
     segment = name.rsplit("/", 1)[-1]
     ascii_name = re.sub(r"[^ !#-\[\]-~]|%", "_", segment)
     return f"attachment; filename=\"{ascii_name}\"; filename*=UTF-8''{quote(segment, safe='')}"
@@ -138,23 +138,24 @@ def _headers(file: File) -> dict[str, str]:
 
 
 class Contents(Protocol):
-    """Opens the contents of files, or of deleted ones."""
+    """Opens the contents of files, or of deleted files."""
 
     async def open(self, file: File) -> OpenBlob:
-        """Return the content of a file, to read; the caller closes it."""
+        """Open the content of a file; the caller closes it."""
 
     async def read_first(self, file: File, content: OpenBlob, length_bytes: int, offset: int) -> tuple[OpenBlob, bytes]:
-        """Read the first bytes of an open file, or close it. Return it, too: it may be another one."""
+        """Read the first bytes of an open content; close it if that fails. Also return the content, because healing may have
+        replaced it."""
 
     def noting(self, file: File) -> AbstractAsyncContextManager[None]:
-        """Note, within, what becomes of it while it is read."""
+        """Watch the reading of a content, and report damage."""
 
 
 async def download(
     request: Request, file: File, files: Contents, *, inline: bool = False, sends_on: bool = False
 ) -> Response:
-    """Answer `GET` or `HEAD`; `inline`: for a browser to show, where it may; `sends_on`: to where the bytes are, where that
-    can be. Raises PreconditionFailed, RangeNotSatisfiable, and as `files.open` does."""
+    """Answer `GET` or `HEAD`. `inline` lets the browser show the file if its type is safe. `sends_on` allows a redirect to
+    the store. Raises PreconditionFailed, RangeNotSatisfiable, and the errors of `files.open`."""
     preview_type = preview_type_of(file.name) if inline else None
     headers = _headers(file)
     if preview_type is not None:
@@ -169,14 +170,14 @@ async def download(
     if request.method == "HEAD":
         await blob.close()
         return Response(status_code=200, headers={**headers, "Content-Length": str(file.size)}, media_type=media_type)
-    # S3 would answer the same: it knows one range, and no `If-Range` with an ETag of ours that does not match.
+    # S3 supports one range, and does not know the server's ETag in `If-Range`.
     is_simple = len(ranges) == 1 if ranges is not None else "range" not in request.headers
     if sends_on and not inline and isinstance(blob, PresigningBlob) and is_simple:
         try:
             url = await blob.presign(_SENT_ON_SECONDS, headers["Content-Disposition"], MEDIA_TYPE)
         finally:
             await uninterrupted(blob.close())
-        # The holder of the URL has the file: no cache keeps it.
+        # Not cached: the URL gives the file to anybody.
         return Response(status_code=307, headers={"Location": url, "Cache-Control": "no-store"})
     answer = _answer(blob, file, ranges, headers, media_type)
     answer.noting = partial(files.noting, file)
@@ -208,24 +209,24 @@ def _answer(
 def _ranges_of(request: Request, file: File) -> list[Range] | None:
     header = request.headers.get("range")
     condition = request.headers.get("if-range")
-    # If-Range needs a strong match; dates are never sent, so a date never matches (RFC 9110, section 13.1.5).
+    # If-Range needs a strong match. The server sends no dates, so a date never matches (RFC 9110, section 13.1.5).
     if request.method != "GET" or header is None or (condition is not None and condition.strip() != f'"{file.sha256}"'):
         return None
     return parse_ranges(header, file.size)
 
 
 class Download(StreamingResponse):
-    """Parts of an open blob, each with what goes before it. Closes it however the answer ends. Bytes that were altered end
-    it before they are sent."""
+    """Sends parts of an open blob, each after its header, and closes the blob at the end. Altered bytes stop the answer
+    before they are sent."""
 
-    # Within, it is noted what becomes of the content.
+    # The context in which the content is read; reports damage.
     noting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
     def __init__(self, blob: OpenBlob, parts: Parts, status: int, headers: dict[str, str], media_type: str) -> None:
         self._blob = blob
         self._parts = parts
         self._by_sendfile = False
-        # Of the first part, read before the answer began.
+        # The beginning of the first part, read before the answer began.
         self._first = b""
         total = sum(len(head) + length for head, (_, length) in parts)
         super().__init__(self._pieces(), status, {**headers, "Content-Length": str(total)}, media_type)
@@ -233,7 +234,8 @@ class Download(StreamingResponse):
     async def begin(
         self, scope: Scope, read: Callable[[OpenBlob, int, int], Awaitable[tuple[OpenBlob, bytes]]]
     ) -> None:
-        """Read the first bytes, so that what can't be read is no answer that breaks off."""
+        """Read the first bytes before the answer begins: an unreadable content then gives an error instead of a broken
+        answer."""
         _, (offset, length) = self._parts[0]
         self._choose_way(scope)
         if length:
@@ -241,7 +243,7 @@ class Download(StreamingResponse):
             self._blob, self._first = await read(self._blob, wanted, offset)
 
     def _choose_way(self, scope: Scope) -> None:
-        # What one reading takes in goes out with its headers, and as fast.
+        # A part that one read covers is sent together with the headers, just as fast.
         is_large = any(length > _PIECE_BYTES for _, (_, length) in self._parts)
         sends_files = ZERO_COPY_SEND in scope.get("extensions", {}) and isinstance(self._blob, FileBlob)
         self._by_sendfile = is_large and sends_files

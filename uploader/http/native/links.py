@@ -1,7 +1,5 @@
-"""`/me/links` of owners, `/s/{slug}` of those who come by a link, and the links of all users for administrators; each
-handler turns a request into one call of the service, and what it says into HTTP.
-
-What a visitor sends goes the way of every upload, with the token of their session.
+"""Links: `/me/links` for owners, `/s/{slug}` for visitors, and all users' links for administrators. Each handler makes one
+call of a service. Visitors upload like users, with the token of their session.
 """
 
 from collections.abc import Awaitable, Callable
@@ -139,7 +137,7 @@ def _checked_label(label: str) -> str:
     return label
 
 
-# Answers with the page for people, and with a status.
+# Answers with the page for people, and with this status.
 Page = Callable[[Request, int], Awaitable[Response]]
 
 
@@ -151,7 +149,7 @@ class VisitorHandlers:
     signed_urls: SignedUrls
     wrong_slugs: WrongTokens
     proxies: Proxies
-    page: Page | None  # None: there are no pages
+    page: Page | None  # None if pages are off
 
     @_open(
         "GET /s/{slug}",
@@ -200,7 +198,7 @@ class VisitorHandlers:
         return Json(schemas.SessionSchema(token, expires_at), 201)
 
     async def _admit(self, request: Request) -> str:
-        """Return whom wrong guesses count for. Raises TooManyRequests."""
+        """Return the party for which wrong slugs count. Raises TooManyRequests."""
         party = self.proxies.party(request)
         await self.wrong_slugs.slow_down(party)
         return party
@@ -289,5 +287,5 @@ class VisitorHandlers:
 
 def _visit(call: Call) -> Visit:
     visit = call.identity.visit
-    assert visit is not None  # by the access of the operation
+    assert visit is not None  # the access rule of the operation demands a visit
     return visit

@@ -1,7 +1,5 @@
-"""The types of what goes over the wire: they decode the requests, encode the answers and make the OpenAPI document.
-
-Field names are the contract's. Types are strict: a missing field, an unknown one, `null`, `"12"` or `1e3` for a number are
-refused.
+"""The types of requests and answers; they also define the OpenAPI document. Field names are part of the contract. Types are
+strict: missing and unknown fields, `null`, and `"12"` or `1e3` for a number are refused.
 """
 
 import unicodedata
@@ -39,16 +37,16 @@ Name = Annotated[
         description="A relative path in segments of at most 255 bytes, separated by `/`; normalised to NFC.",
     ),
 ]
-# The length is checked apart: to Python, `$` is also before a line feed at the end.
+# `max_length` is needed, because in Python `$` also matches before a final line feed.
 Md5 = Annotated[str, Meta(pattern=MD5_PATTERN, max_length=32, description="32 hexadecimal digits.")]
 Sha256 = Annotated[str, Meta(pattern=SHA256_PATTERN, max_length=64, description="64 hexadecimal digits.")]
 FileId = Annotated[str, Meta(max_length=MAX_ID_LENGTH)]
 ChunkSize = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES, description="Bytes; clamped to the server's bounds.")]
-# Not said when an upload is resumed: what was said before stands.
+# Omitted when an upload is resumed: the first choice stays valid.
 Choice = Annotated[
     IfExists, Meta(description="What happens to your other files of this name; `keep` if it is not said.")
 ]
-# Python has no time for a leap second: `moment_of` reads it.
+# A string, because `datetime` has no leap seconds; `moment_of` parses it.
 Moment = Annotated[
     str,
     Meta(
@@ -62,9 +60,9 @@ Label = Annotated[str, Meta(max_length=250, description="What those who come by 
 Password = Annotated[str, Meta(min_length=1, max_length=250)]
 Limit = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES)]
 
-# Of one request: an archive is only read.
+# Limits per request. Archives allow more, because they only read.
 _MAX_SELECTED, _MAX_ARCHIVED = 5000, 10_000
-# Each is a search of its own.
+# Each prefix is a separate search.
 MAX_PREFIXES = 100
 
 
@@ -108,7 +106,7 @@ class Rename(Struct, forbid_unknown_fields=True):
 
 
 class Restore(Struct, forbid_unknown_fields=True):
-    """Another name for a deleted file, and what happens to your other file of the name; `fail` if it is not said."""
+    """Another name for a deleted file, and the action if you already have a file of that name (default: `fail`)."""
 
     name: Name | UnsetType = UNSET
     if_exists: IfExists | UnsetType = UNSET
@@ -128,7 +126,7 @@ class Move(Struct, forbid_unknown_fields=True):
 
 
 class MakeFolder(Struct, forbid_unknown_fields=True):
-    """A folder to make; a slash at its end is one that it has anyway."""
+    """A folder to make. A trailing slash changes nothing."""
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES + 1)]
 
@@ -140,7 +138,7 @@ class MadeFolder(Struct):
 
 
 class EmptyFolders(Struct):
-    """A page of folders in which nothing lies, by name; `next` is the cursor of the following one."""
+    """A page of empty folders, by name; `next` is the cursor of the following page."""
 
     folders: list[MadeFolder]
     next: str | None
@@ -169,7 +167,7 @@ class SessionSchema(Struct):
 
 
 class ShareWith(Struct, forbid_unknown_fields=True):
-    """A link by which strangers get a file or a folder, or give files into one, whose name has a slash at its end."""
+    """A link for strangers: to get a file or a folder, or to upload into a folder. A folder's name ends with a slash."""
 
     kind: Literal["download", "upload"]
     name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES + 1)]
@@ -193,7 +191,7 @@ class ChangeShare(Struct, forbid_unknown_fields=True):
 
 
 class ShareSchema(Struct):
-    """A link: `downloads`, `files` and `bytes` are what came by it so far."""
+    """A link. `downloads`, `files` and `bytes` count its use so far."""
 
     id: str
     kind: Literal["download", "upload"]
@@ -218,7 +216,7 @@ class ShareList(Struct):
 
 
 class SharedSchema(Struct):
-    """A link as its visitors see it; one with a password keeps its name and its limits back."""
+    """A link as visitors see it. With a password, name and limits are hidden."""
 
     kind: Literal["download", "upload"]
     label: str
@@ -230,7 +228,7 @@ class SharedSchema(Struct):
 
 
 class AskForUrl(Struct, forbid_unknown_fields=True):
-    """A file, or else all of them, or those whose names begin with `prefix`, as one archive."""
+    """A file, or an archive: of all files, or of the files whose names begin with `prefix`."""
 
     id: FileId | UnsetType = UNSET
     format: Literal["zip", "tar"] | UnsetType = UNSET
@@ -268,7 +266,7 @@ class UploadSchema(Struct):
 
 
 class FileSchema(Struct):
-    """A finished file. `md5` is null while nobody has computed it; `damaged` is there, and true, where its bytes were found
+    """A finished file. `md5` is null until somebody computes it. `damaged` is present, and true, if its bytes were found
     bad."""
 
     id: str
@@ -283,14 +281,15 @@ class FileSchema(Struct):
 
 
 class FileOrHeld(FileSchema, kw_only=True):
-    """A file. One that is held until gates have let it pass says so, and is once more under `file`, as in other answers."""
+    """A file. While gates check it, `state` is `held` and `file` repeats the file, as in other answers."""
 
     state: Literal["held"] | UnsetType = UNSET
     file: FileSchema | UnsetType = UNSET
 
 
 class TrashedFileSchema(FileSchema, kw_only=True):
-    """A deleted file, why it is deleted, and until when it can be restored; `detail`: what a gate said that refused it."""
+    """A deleted file, with the reason and the end of its time in the trash. `detail`: the reason of a gate that
+    refused it."""
 
     deleted_at: Time
     expires_at: Time
@@ -299,7 +298,7 @@ class TrashedFileSchema(FileSchema, kw_only=True):
 
 
 class TrashedFileList(Struct):
-    """A page of deleted files, the latest deletions first; `next` is the cursor of the following one."""
+    """A page of deleted files, the latest deletions first; `next` is the cursor of the following page."""
 
     files: list[TrashedFileSchema]
     next: str | None
@@ -312,7 +311,7 @@ class RestoringState(Struct):
 
 
 class RestoreLine(Struct):
-    """The outcome of one file: 200 and the file, 202 while its content is being examined, or why it is not restored."""
+    """The outcome of one file: 200 and the file, 202 while its content is examined, or the reason for a failure."""
 
     id: str
     status: int
@@ -335,7 +334,7 @@ class OpenState(Struct):
 
 
 class UploadTold(UploadSchema, kw_only=True):
-    """The upload; and once more under `upload`, where every other answer about an upload has it."""
+    """The upload; repeated under `upload`, as in all other answers about uploads."""
 
     upload: UploadSchema
 
@@ -348,7 +347,7 @@ class FileState(Struct):
 
 
 class BatchLine(Struct):
-    """The outcome of one member of an archive, by its name there: its file, or why there is none."""
+    """The outcome of one member of an archive, under its name there: its file, or the problem."""
 
     name: str
     status: int
@@ -364,7 +363,7 @@ class BatchResults(Struct):
 
 
 class ChallengeSchema(Struct):
-    """A request to prove that you hold the content, by an HMAC over its ranges (see `POST /files/{md5}/proof`)."""
+    """A request to prove that you have the content, by an HMAC over some of its ranges (see `POST /files/{md5}/proof`)."""
 
     id: str
     nonce: bytes
@@ -375,7 +374,7 @@ class ChallengeSchema(Struct):
 
 
 class ChallengeState(Struct):
-    """The content is there: prove that you hold it, or send it with `"instant": false`."""
+    """The server has the content. Prove that you have it, too, or send the bytes with `"instant": false`."""
 
     state: Literal["challenge"]
     challenge: ChallengeSchema
@@ -404,7 +403,7 @@ class StateSchema(Struct):
 
 
 class FolderSchema(Struct, omit_defaults=True):
-    """A folder, how many files are in it, and their bytes; `at_least` so many where a page has too many to count."""
+    """A folder, with the number and size of its files; `at_least`: there are more than a page can count."""
 
     name: str
     files: int
@@ -413,7 +412,8 @@ class FolderSchema(Struct, omit_defaults=True):
 
 
 class FileList(Struct):
-    """A page of files; `next` is the cursor of the following one. `folders` are there where one level was asked for."""
+    """A page of files; `next` is the cursor of the following page. `folders` is present if the request asked for one
+    level."""
 
     files: list[FileSchema]
     next: str | None
@@ -427,21 +427,21 @@ class Changed(Struct):
 
 
 class Link(Struct):
-    """A link to a file's content that works without a token, and until when."""
+    """A link that downloads a file without a token, and its expiry."""
 
     url: str
     expires_at: Time
 
 
 class Caller(Struct):
-    """The caller, and whether as an administrator."""
+    """The caller; `admin` is true for an administrator."""
 
     user_id: str
     admin: bool
 
 
 class UsageSchema(Struct):
-    """The caller's accounts, in bytes."""
+    """The caller's account, in bytes."""
 
     total_space: int
     use_space_finished: int
@@ -451,7 +451,7 @@ class UsageSchema(Struct):
 
 
 def moment_of(told: str | UnsetType | None, field: str = "modified_at") -> datetime | None:
-    """Return a moment in UTC. Raises InvalidRequest."""
+    """Return the time in UTC; None if omitted. Raises InvalidRequest."""
     try:
         return parse_rfc_3339(told) if isinstance(told, str) else None
     except ValueError as error:
@@ -478,7 +478,7 @@ def upload_of(status: UploadStatus) -> UploadSchema:
 
 
 def file_of(file: File, caller: Calling | None = None) -> FileSchema:
-    """`caller`: a visitor sees the name that they asked for."""
+    """`caller`: a visitor sees the name that the visitor chose."""
     name = file.name if caller is None else file.name_for(caller)
     damaged = True if file.damaged else UNSET
     times = file.created_at, file.modified_at
@@ -491,7 +491,7 @@ def seen_or_held(file: File) -> FileSchema:
 
 
 def line_of(file: File, caller: Calling | None = None) -> dict[str, Any]:
-    """Return what the outcome of one among many says of its file."""
+    """Return the part of a batch's line that describes the file."""
     return ({"state": "held"} if file.is_held_for(caller) else {}) | {"file": file_of(file, caller)}
 
 
@@ -537,21 +537,21 @@ def state_of(
 
 
 class SelectionSchema(Struct, forbid_unknown_fields=True):
-    """Files by their ids, and all that is below prefixes. Ids that are none of your files' are passed over."""
+    """Files by their ids, and all files below the prefixes. Ids of other users' files are ignored."""
 
     ids: Annotated[list[FileId], Meta(max_length=_MAX_SELECTED)] = []
     prefixes: Annotated[list[Annotated[str, Meta(max_length=MAX_NAME_BYTES)]], Meta(max_length=MAX_PREFIXES)] = []
 
 
 class ArchiveSchema(SelectionSchema, forbid_unknown_fields=True):
-    """The files that an archive shall have, and its format."""
+    """The files of an archive, and its format."""
 
     ids: Annotated[list[FileId], Meta(max_length=_MAX_ARCHIVED)] = []
     format: Literal["zip", "tar"] = "zip"
 
 
 class MoveInto(SelectionSchema, forbid_unknown_fields=True, kw_only=True):
-    """Files and folders to move into a folder, which is made if need be; `""` is the top."""
+    """Files and folders to move into a folder, which is made if missing; `""` is the top."""
 
     to: Annotated[
         str,
@@ -561,5 +561,5 @@ class MoveInto(SelectionSchema, forbid_unknown_fields=True, kw_only=True):
 
 
 def selection_of(told: SelectionSchema) -> Selection:
-    """Return a selection with prefixes in the form that names have."""
+    """Return the selection, with prefixes normalised to NFC like names."""
     return Selection.of(told.ids, (unicodedata.normalize("NFC", prefix) for prefix in told.prefixes))

@@ -1,4 +1,4 @@
-"""`/me/trash`: what the caller deleted, and what was replaced: listed, read, restored, removed for good."""
+"""`/me/trash`: lists, downloads, restores and removes the caller's deleted and replaced files."""
 
 import unicodedata
 from collections.abc import Mapping
@@ -79,7 +79,7 @@ class TrashHandlers:
     @_trash(
         "POST /me/trash/{id}/restore",
         "Restore a deleted file",
-        on_rights=True,  # an administrator restores what a gate has refused
+        on_rights=True,  # administrators may restore refused files
         takes=schemas.Restore,
         takes_optional=True,
         responses={200: schemas.FileOrHeld, 202: schemas.RestoringState},
@@ -131,7 +131,7 @@ class TrashHandlers:
 
 
 def _restored(file: File | None) -> Response:
-    """Answer with a file that is back, or waits for gates; None: its content is being examined."""
+    """Answer with the restored file, held or not. `file` is None while the content is being examined."""
     if file is None:
         return Json(schemas.RestoringState("restoring"), 202, dict(_RETRY_AFTER))
     return Json(schemas.seen_or_held(file))

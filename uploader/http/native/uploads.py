@@ -1,4 +1,4 @@
-"""The handlers of `/files` and `/uploads`: each turns a request into one call of the service, and its result into HTTP."""
+"""Handlers of `/files` and `/uploads`. Each handler makes one call of a service and encodes the result."""
 
 import re
 from collections.abc import Callable
@@ -52,7 +52,7 @@ _OPEN = {**_STATUS, 201: (schemas.OpenState, schemas.FileState)}
 _OPEN_FILE = {**_OPEN, 200: (schemas.OpenState, schemas.FileState, schemas.ChallengeState)}
 _MERGE = {**FILE, 202: schemas.OpenState}
 _CHUNK = {**_MERGE, 200: (schemas.ChunkState, schemas.FileState)}
-# Where a file begins, and where it is made.
+# Problems at the beginning of a file, and at its end.
 BEGINNING = ("refused", "quota-exceeded", "too-many-files", "file-too-large")
 FINISHING = ("name-taken", "md5-mismatch", "sha256-mismatch", "storage-full")
 _OPENING = ("invalid-request", *BEGINNING, *FINISHING, "too-many-uploads")
@@ -205,7 +205,7 @@ def _opening(call: Call, md5: str | None, body: schemas.OpenUpload) -> Opening:
         chunk_size=or_none(body.chunk_size),
         instant=told is not None and told.instant,
         idempotency_key=_idempotency_key(call.request) if told is None else None,
-        # What there is, a visitor does not hear of.
+        # A visitor must not learn which names exist.
         if_exists=None if call.caller.session else or_none(body.if_exists),
         modified_at=schemas.moment_of(body.modified_at),
     )
@@ -232,7 +232,7 @@ def _chunk_number(call: Call) -> int:
 
 
 def answer(call: Call, result: Result) -> Response:
-    """200 as it was or acknowledged, 201 for what this call made, 202 while the merge goes on."""
+    """Answer 200 for a status or a stored chunk, 201 for something this call created, 202 while the merge runs."""
     match result:
         case Acknowledged():
             figures = (result.received_bytes, result.received_chunks, result.chunk_count, result.duplicate)

@@ -1,4 +1,4 @@
-"""The handlers of files that come whole: one as the body of a request, or many as an archive."""
+"""Handlers for files that come in one request: one file as the body, or many files in a tar archive."""
 
 from collections import deque
 from contextlib import aclosing
@@ -119,7 +119,7 @@ class WholeFileHandlers:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The common part of all members of an archive, and the names of those that were not answered yet."""
+    """The settings that all members of an archive share, and the names of the members that have no result yet."""
 
     caller: Caller
     folder: str
@@ -160,14 +160,14 @@ def _line(name: str, result: Complete | UploaderError, caller: Caller) -> dict[s
 
 
 def _folder(call: Call) -> str:
-    """Return what goes before the name of each member. Raises InvalidRequest."""
+    """Return the prefix of the members' names. Raises InvalidRequest."""
     folder = (call.query("to") or "").removesuffix("/")
     return f"{checked_name(folder, 'to')}/" if folder else ""
 
 
 def _if_exists(call: Call) -> IfExists:
     told = IfExists(call.query_word("if_exists", creations.FILE.if_exists, tuple(IfExists)))
-    # What there is, a visitor does not hear of.
+    # A visitor must not learn which names exist.
     return IfExists.KEEP if call.caller.session else told
 
 

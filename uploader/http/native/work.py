@@ -1,5 +1,6 @@
-"""`/queues/{name}`: tasks for workers: claimed, extended, acknowledged, released, and the bytes that they are about; and
-`/admin/work`: who holds what."""
+"""`/queues/{name}`: workers claim, extend, acknowledge and release tasks, and download the files of the tasks.
+`/admin/work`: a report of all queues.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -39,14 +40,14 @@ class ClaimTasks(Struct, forbid_unknown_fields=True):
 
 
 class ExtendLease(Struct, forbid_unknown_fields=True):
-    """A lease, and how much later than now it is to end."""
+    """A lease, and its new duration from now."""
 
     lease: Lease
     lease_seconds: Seconds
 
 
 class AckTask(Struct, forbid_unknown_fields=True):
-    """The lease of a task that is done; of a gate, what becomes of the file, and why it is refused."""
+    """The lease of a finished task; for a gate also the verdict on the file, and the reason of a refusal."""
 
     lease: Lease
     verdict: Verdict | UnsetType = UNSET
@@ -54,7 +55,7 @@ class AckTask(Struct, forbid_unknown_fields=True):
 
 
 class ReleaseTask(Struct, forbid_unknown_fields=True):
-    """The lease of a task that is given back, when it is due again, and why."""
+    """The lease of a task to give back, the delay until it is due again, and the reason."""
 
     lease: Lease
     delay_seconds: Annotated[float, Meta(ge=0, le=_MAX_DELAY_SECONDS)] = 0.0
@@ -62,8 +63,7 @@ class ReleaseTask(Struct, forbid_unknown_fields=True):
 
 
 class TaskSchema(Struct):
-    """A task, which is one worker's until `lease_until`. `fence` grows with each claim of the task; `event` is a
-    CloudEvent."""
+    """A task, leased until `lease_until`. `fence` grows with each claim of the task; `event` is a CloudEvent."""
 
     id: str
     lease: str
@@ -74,7 +74,7 @@ class TaskSchema(Struct):
 
 
 class TaskList(Struct):
-    """Tasks that were claimed, the oldest first."""
+    """Claimed tasks, oldest first."""
 
     tasks: list[TaskSchema]
 
@@ -104,9 +104,9 @@ class WorkHandlers:
         if not asked.wait_seconds:
             return Json(TaskList([_task(handed) for handed in await claim()]))
         if call.cost is not None:
-            call.cost.pause()  # nobody waits for who waits
-        # The body has ended: what comes is the end of the connection, or of what the client sends on it. Whoever only
-        # sends no more gets its answer at once.
+            call.cost.pause()  # waiting does not use the user's turn
+        # The body has ended, so the next message means that the connection ended, or that the client sent something more. A
+        # client that only half-closes the connection gets its answer at once.
         gone = asyncio.ensure_future(call.request.receive())
         try:
             found = await claim(wait_seconds=asked.wait_seconds, gone=gone)

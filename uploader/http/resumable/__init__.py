@@ -1,1 +1,1 @@
-"""The protocols of others, on the same uploads."""
+"""Resumable upload protocols other than the native one: tus and RUFH, for the same uploads."""

@@ -1,4 +1,4 @@
-"""The routes of `/resumable`, for both protocols."""
+"""The routes of `/resumable`; each request goes to the handlers of its protocol, tus or RUFH."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +13,9 @@ from uploader.http.resumable.rufh import MARKS, RufhHandlers
 from uploader.http.resumable.tus import BYTES, TusHandlers
 from uploader.http.shared.operation import OCTETS, Call, Operation, header
 
-# The address of others, and of the examples of some clients.
+# The address with a slash, which some clients use in their examples.
 ALIASES = {f"{PREFIX}/": PREFIX}
-# What tus alone has. Its clients are told which version is spoken.
+# Headers that only tus has. A request that has one but no `Tus-Resumable` is told the supported version.
 _OF_TUS = ("Upload-Metadata", "Upload-Defer-Length", "Upload-Concat", "Upload-Checksum")
 
 _NUMBER = {"type": "integer", "minimum": 0}
@@ -43,7 +43,7 @@ _CONTENT_DIGEST = header("Content-Digest", "What the body has to have; else noth
 _CREATION = (
     *(*_VERSIONS, _COMPLETE, _LENGTH),
     header("Upload-Defer-Length", "With tus: its size is told later.", {"type": "string", "enum": ["1"]}),
-    # No schema can say that one header goes without another.
+    # A schema cannot express that two headers exclude each other.
     header(
         "Upload-Concat",
         "Of a partial upload. That of a final one is `final;` and the addresses of its partial uploads, with spaces between "
@@ -71,11 +71,10 @@ _APPENDING = (
 _ONE = f"{PREFIX}/{{id}}"
 _FINDING = ("upload-not-found", "upload-gone")
 _APPEND = ("chunks-missing", "file-too-large", "md5-mismatch", "name-taken", "size-mismatch")
-# Of tus alone: another version.
+# Only tus: unsupported version.
 _OF_ANY = {412: None}
-# Statuses of these protocols for what the rest of the server says by those of its codes: 423 is for clients of tus,
-# where another request does not let go, or something is away for the moment; 460 where bytes have not their checksum; 404
-# for an upload that has ended.
+# Codes with another status than elsewhere. tus clients retry after 423: another request still holds the upload, or a store
+# is away. 460: the checksum is wrong. 404: the upload has ended.
 _SAID = {400: ("invalid-request", "size-mismatch"), 404: ("upload-gone",), 423: ("unavailable",)}
 _SAID_OF_BYTES = {**_SAID, 400: (*_SAID[400], "digest-mismatch"), 460: ("digest-mismatch",)}
 
@@ -86,7 +85,8 @@ _asking = partial(
 
 
 def speaks_tus(request: Request) -> bool:
-    """Return whether a request speaks tus, if only badly; all else are uploads of HTTP, which begin as any `POST`."""
+    """Return True if a request speaks tus, even incompletely. All other requests are RUFH, whose creation may be any
+    `POST`."""
     headers = request.headers
     if "tus-resumable" in headers:
         return True
@@ -103,29 +103,30 @@ def _speaks_rufh(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ResumableHandlers:
-    """For clients of both protocols: each request goes to the handler of its own."""
+    """Handlers for both protocols; each request goes to the handler of its protocol."""
 
     tus: TusHandlers
     rufh: RufhHandlers
 
-    # Of every request and answer
+    # All requests and answers
 
     def begin(self, request: Request) -> Response | None:
-        """Perhaps answer a request before anything else looks at it: its method and path may be others after this."""
-        # Some clients and proxies know GET and POST alone.
+        """Prepare a request before the routing, which includes a change of method. Return an answer if no handler is
+        needed."""
+        # For clients and proxies that only know GET and POST.
         method = (request.headers.get("x-http-method-override") or request.method).upper()
         path = request.scope["path"]
         if method in ("PATCH", "PUT") and ALIASES.get(path, path) == PREFIX and _speaks_rufh(request):
-            method = "POST"  # every method with content may create an upload
+            method = "POST"  # RUFH: every method with content may create an upload
         if method != request.method:
-            # Not for the server: what it sends is framed by the method that the client knows of.
+            # Copy the scope: the server frames its answer by the original method.
             request.scope = {**request.scope, "method": method}
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=self.tus.facts() | self.rufh.facts())
         return self.tus.begin(request) if speaks_tus(request) else None
 
     def refuse(self, request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
-        """Answer a request that failed with `error`; `headers` are what every answer has that says this."""
+        """Answer a failed request. `headers` are sent with this error in every protocol."""
         return self._of(request).refuse(request, error, headers)
 
     def mark(self, request: Request, response: Response) -> None:

@@ -1,7 +1,7 @@
-"""The parts of requests of both protocols: the upload that is meant, the name of its file, the checksum of its bytes.
+"""Parts that requests of both protocols share: the upload, the file name, and the checksum of the bytes.
 
-Bytes that do not have their `Upload-Checksum` of tus, or their `Content-Digest`, count for nothing: so they are received
-whole before any of them is appended. The checksum may come after them, as a trailer.
+Bytes with a wrong `Upload-Checksum` (tus) or `Content-Digest` are discarded. Therefore a body with a checksum is received
+completely before it is appended. The checksum may follow the body in a trailer.
 """
 
 import base64
@@ -34,7 +34,7 @@ from uploader.storage.base import Body
 PREFIX = "/resumable"
 
 _KEY = re.compile(r"[!-+\--~]+")  # ASCII without space and comma
-# By which clients tell the name, the first that is there.
+# Metadata keys for the file name; the first non-empty one counts.
 _PATH = "relativePath"
 _NAMES = ("filename", "name", _PATH)
 
@@ -52,7 +52,7 @@ def target_of(call: Call) -> Target:
 
 
 async def end_upload(uploads: Uploads, appends: Appends, target: Target) -> None:
-    """Cancel it, or forget what is finished: its file stays. Raises UploadNotFound, UploadGone, UploadBusy."""
+    """Cancel an open upload, or forget a finished one; its file stays. Raises UploadNotFound, UploadGone, UploadBusy."""
     match await uploads.find(target):
         case Complete():
             await uploads.forget(target)
@@ -81,17 +81,19 @@ def parse_metadata(text: str) -> dict[str, str]:
 
 
 def name_of(metadata: dict[str, str], upload_id: str) -> str:
-    """Return the name that is told, without what no name may have, in its folders, or one of the upload's id."""
+    """Return the name in the metadata, with its folders and without forbidden characters; `upload-ID` if no name is
+    usable."""
     told = next((metadata[key] for key in _NAMES if metadata.get(key)), "")
     last = CONTROL.sub("", re.split(r"[/\\]", told)[-1]).encode()[:MAX_SEGMENT_BYTES].decode(errors="ignore")
-    path = metadata.get(_PATH, "").strip("/")  # "null" where Uppy knows of none
+    path = metadata.get(_PATH, "").strip("/")  # Uppy sends "null" for an unknown path
     for name in (path, last) if path.rpartition("/")[2] == last else (last,):
         with suppress(ValueError):
             return normalise_name(name)
     return f"upload-{upload_id}"
 
 
-# Compares a body with its checksum, which is known at the latest when it was received. Raises DigestMismatch, BadRequest.
+# Compares a body with its checksum; called after the body, because a trailer may hold the checksum. Raises DigestMismatch,
+# BadRequest.
 BodyCheck = Callable[[Body, Hashing], Awaitable[None]]
 
 
@@ -101,7 +103,7 @@ class Checksum:
     value: bytes
 
     async def check(self, body: Body, hashing: Hashing) -> None:
-        # To its end in any case: the memory of the body may be used again afterwards.
+        # Uninterrupted, because the memory of the body may be reused afterwards.
         computed = await uninterrupted(hashing(partial(_checksum_of, body, self.algorithm)))
         if not hmac.compare_digest(computed, self.value):
             raise DigestMismatch("The bytes do not match their checksum: send them again.")
@@ -111,7 +113,7 @@ class Checksum:
 class CheckedBody:
     body: Incoming
     check: BodyCheck
-    # Of the body, beside what its upload has room for.
+    # The limit of one request, beside the rest of the upload.
     max_bytes: int | None = None
 
     @property
@@ -131,7 +133,7 @@ class CheckedBody:
 
 
 def checksum_of(request: Request) -> BodyCheck | None:
-    """Raises BadRequest."""
+    """Return a check if the request has a checksum or announces one as a trailer. Raises BadRequest."""
     text = request.headers.get(_CHECKSUM)
     if text is not None:
         return parse_checksum(text).check

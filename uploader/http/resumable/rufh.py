@@ -1,7 +1,7 @@
-"""Resumable uploads of HTTP (draft-ietf-httpbis-resumable-upload): each request is one call of a use case.
+"""Resumable uploads of HTTP (draft-ietf-httpbis-resumable-upload). Each request is one call of a use case.
 
-All bytes that were announced make a file as soon as they are there: some clients never say that they are the last. Whether a
-client has said so is kept beside the upload, because it is asked for.
+An upload becomes a file as soon as all announced bytes are there, because some clients never mark their last request. The
+upload's metadata keep the fact that the mark is missing, because clients ask for it.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ from uploader.service.open import Openings
 from uploader.service.results import Appended, Complete, Opening, StillMerging, Target, UploadStatus
 from uploader.service.status import Uploads
 
-# As long as there is no RFC, a request names its version: 3 is draft -01, 4 is -02, 5 is -03, 6 is -04 and -05, 7 is -06 to
-# -08, 8 is -09 to -11, 9 is -12 to -15. One that names none of these is served as version 9, without interim responses.
+# Until there is an RFC, requests name a version: 3 is draft -01, 4 is -02, 5 is -03, 6 is -04 and -05, 7 is -06 to -08, 8 is
+# -09 to -11, 9 is -12 to -15. A request without one of these is served as version 9, without interim responses.
 VERSION = "Upload-Draft-Interop-Version"
 BYTES = "application/partial-upload"
-# By which a request says that it is one of this protocol.
+# Headers that identify a request of this protocol.
 MARKS = (VERSION, "Upload-Complete", "Upload-Incomplete")
 _FIRST, _LAST = 3, 9
 # The largest integer of structured fields (RFC 9651, section 3.3.1).
@@ -49,7 +49,7 @@ _LARGEST = 10**15 - 1
 _PARAMETERS = r"\s*(?:;.*)?"
 _INTEGER = re.compile(r"([0-9]{1,15})" + _PARAMETERS)
 _BOOLEAN = re.compile(r"\?([01])" + _PARAMETERS)
-# A parameter of Content-Disposition (RFC 6266): its name, and its value as a quoted string or a token.
+# A parameter of Content-Disposition (RFC 6266): name, and value as a quoted string or a token.
 _OF_DISPOSITION = re.compile(r";\s*([\w!#$%&'*+.^`|~-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s;\"]+))", re.ASCII)
 _CHARSETS = {"utf-8": "utf-8", "iso-8859-1": "latin-1"}
 
@@ -59,7 +59,7 @@ class _AlreadyComplete(errors.BadRequest, code=errors.BadRequest.code):
 
 
 _BAD_REQUESTS = (errors.DigestMismatch, errors.InvalidRequest, errors.LengthExceeded, errors.SizeMismatch)
-# What became of an upload that came whole.
+# Errors of the finished file, after all bytes came.
 _OF_THE_FILE = (errors.Md5Mismatch, errors.Sha256Mismatch, errors.NameTaken)
 _TYPES = "https://iana.org/assignments/http-problem-types#"
 _PROBLEMS: dict[type[errors.UploaderError], tuple[str, str]] = {
@@ -69,7 +69,7 @@ _PROBLEMS: dict[type[errors.UploaderError], tuple[str, str]] = {
     _AlreadyComplete: ("completed-upload", "Upload Is Completed"),
 }
 
-# Kept as the metadata of an upload whose client is to say which bytes are the last, until it has.
+# The metadata of an upload whose client has not yet marked a request as the last.
 INCOMPLETE = "incomplete"
 
 SUPPORTED = 104  # Upload Resumption Supported
@@ -83,21 +83,22 @@ class Draft:
 
     @property
     def is_inverted(self) -> bool:
-        """Return whether a request says that its content is not the last, in place of that it is."""
+        """Return True if the header says that the upload is incomplete after this request; later versions say the
+        opposite."""
         return self.version == _FIRST
 
     @property
     def names_type(self) -> bool:
-        """Return whether what is appended has a media type of its own."""
+        """Return True if a PATCH needs the protocol's own media type."""
         return self.version >= 6
 
     @property
     def tells_progress(self) -> bool:
-        """Return whether interim responses may have an offset and no more."""
+        """Return True if an interim response may hold only the offset."""
         return self.version >= 5
 
     def completes(self, headers: Headers) -> bool | None:
-        """Return True if a request says that its content is the last, None if it says nothing of that."""
+        """Return True if the request is marked as the last, False if not, None without a valid mark."""
         name = "Upload-Incomplete" if self.is_inverted else "Upload-Complete"
         match = _BOOLEAN.fullmatch(_only(headers, name))
         return None if match is None else (match[1] == "1") is not self.is_inverted
@@ -109,7 +110,7 @@ class Draft:
 
     @property
     def repeats_answer(self) -> bool:
-        """Return whether a repeated last request, without content, gets the first answer again."""
+        """Return True if a repeated last request without content gets the first answer again."""
         return self.version >= 9
 
     def limits(
@@ -139,7 +140,7 @@ def draft_of(headers: Headers) -> Draft:
 
 
 def integer_in(headers: Headers, name: str) -> int | None:
-    """Return None for what is no number: so it is with every structured field (RFC 9651)."""
+    """Return None for an invalid number, as for all structured fields (RFC 9651)."""
     match = _INTEGER.fullmatch(_only(headers, name))
     return None if match is None else int(match[1])
 
@@ -150,7 +151,7 @@ def _only(headers: Headers, name: str) -> str:
 
 
 def filename_in(headers: Headers) -> str | None:
-    """Find the file name; the extended form goes first (RFC 6266, section 4.3)."""
+    """Return the file name; the extended form `filename*` wins (RFC 6266, section 4.3)."""
     found = {
         name.lower(): quoted or token
         for name, quoted, token in _OF_DISPOSITION.findall(headers.get("content-disposition", ""))
@@ -159,7 +160,7 @@ def filename_in(headers: Headers) -> str | None:
 
 
 def _extended(text: str) -> str | None:
-    """Decode RFC 8187."""
+    """Decode a value of RFC 8187."""
     charset, _, rest = text.partition("'")
     encoding = _CHARSETS.get(charset.lower())
     if encoding is None:
@@ -168,7 +169,7 @@ def _extended(text: str) -> str | None:
 
 
 def _plain(found: Mapping[str, str]) -> str | None:
-    """Headers are bytes, and clients put UTF-8 there."""
+    """Return the plain `filename`; clients put UTF-8 into it, although headers are Latin-1."""
     text = re.sub(r"\\(.)", r"\1", found.get("filename", ""))
     try:
         return text.encode("latin-1").decode() or None
@@ -177,13 +178,14 @@ def _plain(found: Mapping[str, str]) -> str | None:
 
 
 def opening_of(call: Call, complete: bool) -> Opening:
-    """Raises InvalidRequest, SizeMismatch, LengthExceeded, UnsupportedMediaType."""
+    """Return the arguments of the creation. Raises InvalidRequest, SizeMismatch, LengthExceeded, UnsupportedMediaType."""
     headers, upload_id = call.request.headers, new_id()
     call.claims()
     filename, metadata = filename_in(headers), headers.get("upload-metadata")
     told = {"filename": filename} if filename else parse_metadata(metadata or "")
     digests, length = _repr_digests(headers.getlist("repr-digest")), _length(call, complete)
-    # Each of them says what the file is; only the weaker one leads to what else has it.
+    # Either digest identifies the file. The MD5 would also find another upload or file with this content; use it only if
+    # there is no SHA-256.
     md5 = digests.get("md5") if "sha-256" not in digests else None
     if md5 is not None and length is None:
         raise errors.InvalidRequest.field(
@@ -213,7 +215,7 @@ def _repr_digests(headers: list[str]) -> dict[str, str]:
 
 
 def _length(call: Call, complete: bool) -> int | None:
-    """Raises SizeMismatch, LengthExceeded."""
+    """Return the length of the upload; None if unknown. Raises SizeMismatch, LengthExceeded."""
     content, told = content_length(call), integer_in(call.request.headers, "Upload-Length")
     if complete and content is not None:
         if told not in (None, content):
@@ -244,12 +246,12 @@ async def has_content(call: Call) -> bool:
 
 
 def completes(call: Call, draft: Draft) -> bool:
-    """Raises InvalidRequest."""
+    """Return True if this request is the last of its upload. Raises InvalidRequest."""
     headers = call.request.headers
     complete = draft.completes(headers)
     if complete is not None or draft.is_inverted:
         return complete is not False
-    # tus-js-client 4 ends a stream so.
+    # tus-js-client 4 ends a stream with such a request.
     if content_length(call) == 0 and integer_in(headers, "Upload-Length") is not None:
         return False
     raise errors.InvalidRequest.field("Upload-Complete", "is neither ?0 nor ?1")
@@ -257,7 +259,7 @@ def completes(call: Call, draft: Draft) -> bool:
 
 @dataclass(slots=True)
 class ToldBody:
-    """A body of at most `max_bytes`, whose client hears how much of it is acknowledged."""
+    """A body of at most `max_bytes`; interim responses tell the client how many bytes are stored."""
 
     body: Incoming
     interim: InterimResponses | None
@@ -274,7 +276,7 @@ class ToldBody:
     async def receive_part(self, caller: Caller, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
         if self.max_bytes is None:
             return await self.body.receive_part(caller, limit_bytes, goes_on)
-        # One byte more shows that the body is too long; the bytes before it are kept.
+        # One more byte proves the body too long; the bytes before are kept.
         left_bytes = self.max_bytes - self._received_bytes
         part = await self.body.receive_part(caller, min(limit_bytes, left_bytes or 1), goes_on)
         self._received_bytes += part.body.length
@@ -304,10 +306,10 @@ class RufhHandlers:
     clock: Clock
     sends_interim: bool
     expiry_seconds: float
-    # Of the content of one request.
+    # The limit for the content of one request.
     max_append_size_bytes: int | None
 
-    # Of every request and answer
+    # All requests and answers
 
     def facts(self) -> dict[str, str]:
         return {"Accept-Patch": BYTES, **self._limits(CURRENT, self.expiry_seconds)}
@@ -316,7 +318,7 @@ class RufhHandlers:
         draft = draft_of(request.headers)
         kind = next((kind for kind in _PROBLEMS if isinstance(error, kind)), None)
         if kind is _AlreadyComplete and draft.repeats_answer:
-            kind = None  # these versions have no such type
+            kind = None  # these versions have no such problem type
         members: dict[str, Any] = (
             {} if kind is None else {"type": _TYPES + _PROBLEMS[kind][0], "title": _PROBLEMS[kind][1]}
         )
@@ -342,7 +344,7 @@ class RufhHandlers:
     async def create(self, call: Call) -> Response:
         draft = draft_of(call.request.headers)
         self._check_append_size(call)
-        complete = draft.completes(call.request.headers) is not False  # any POST is an upload, and all of it
+        complete = draft.completes(call.request.headers) is not False  # without a mark, any POST is a complete upload
         opening = opening_of(call, complete)
         target, place = Target(call.caller, upload_id=opening.id), public_path(f"{PREFIX}/{opening.id}")
         match await self.openings.open(opening):
@@ -356,13 +358,14 @@ class RufhHandlers:
                     raise errors.LengthExceeded(limit=told.file.size)
                 facts = {"Location": place} if created else {}
             case challenge:
-                raise TypeError(challenge)  # only where it was asked for
+                raise TypeError(challenge)  # challenges only answer instant uploads
         return _answer(draft, told, 201, facts, complete=complete)
 
     async def _append_first(
         self, call: Call, draft: Draft, target: Target, opened: UploadStatus, facts: dict[str, str], *, complete: bool
     ) -> Appended | StillMerging | Complete:
-        """Append what comes with the creation. An upload of which its client has not heard ends if that fails."""
+        """Append the bytes of the creating request. If that fails and no interim response has announced the upload, cancel
+        it: its client does not know it."""
         interim = self._interim_of(call, draft)
         if interim is not None:
             interim.send(SUPPORTED, facts | draft.named())
@@ -389,7 +392,7 @@ class RufhHandlers:
         return (expires_at - self.clock.now()).total_seconds()
 
     def _check_append_size(self, call: Call) -> None:
-        """Raises FileTooLarge for content of a length that is told, and too long for one request."""
+        """Raises FileTooLarge if the declared length exceeds the limit of one request."""
         content = content_length(call)
         if self.max_append_size_bytes is not None and content is not None and content > self.max_append_size_bytes:
             raise append_too_large(self.max_append_size_bytes)
@@ -441,8 +444,9 @@ class RufhHandlers:
         return _answer(draft, told, 201 if complete else 204, location, complete=complete)
 
     async def _append_to_full(self, call: Call, target: Target, full: Complete, offset: int, *, repeats: bool) -> bool:
-        """Return whether the client of a whole upload has yet to say so: then it may, and no more. `repeats`: it may also
-        repeat that. Raises OffsetMismatch, LengthExceeded, SizeMismatch, BadRequest."""
+        """Handle a request for a full upload. Return True if the client still has to mark the last request; this request may
+        then do nothing else. With `repeats`, a repeated last request is accepted too. Raises OffsetMismatch, LengthExceeded,
+        SizeMismatch, BadRequest."""
         size = full.file.size
         if offset != size:
             raise errors.OffsetMismatch(offset=size)
@@ -454,7 +458,7 @@ class RufhHandlers:
                 return False
             raise _AlreadyComplete()
         if is_more:
-            await self.uploads.forget(target)  # the upload is invalid from now on; the file is what was announced
+            await self.uploads.forget(target)  # the upload becomes invalid; the file with the announced bytes stays
             raise errors.LengthExceeded(limit=size)
         if integer_in(call.request.headers, "Upload-Length") not in (None, size):
             raise errors.SizeMismatch("The upload has another length.", size=size)
@@ -498,7 +502,7 @@ class RufhHandlers:
 def _answer(
     draft: Draft, told: Appended | StillMerging | Complete, status: int, facts: dict[str, str], *, complete: bool
 ) -> Response:
-    """Answer 202 in place of `status` while the file is being made."""
+    """Answer with `status`, or 202 while the file is being merged."""
     match told:
         case Appended(offset=offset):
             pass

@@ -1,4 +1,6 @@
-"""tus 1.0.0 (https://tus.io/protocols/resumable-upload): each request is one call of a use case, and its result a status."""
+"""tus 1.0.0 (https://tus.io/protocols/resumable-upload). Each request is one call of a use case, and the result becomes a
+status.
+"""
 
 import re
 from collections import Counter
@@ -41,7 +43,7 @@ PARTIAL = "partial"
 _FINAL = "final;"
 _CONCAT = "Upload-Concat"
 _MAX_PARTS = 250
-# How often a final upload may name one part: each time its bytes are written, for a few of the request's.
+# How often a final upload may name the same part: a few bytes of the request copy the whole part once more.
 _MAX_NAMINGS = 16
 _MAX_CONCAT_BYTES = 16384
 
@@ -57,7 +59,7 @@ class _PartRepeated(errors.InvalidRequest, code=errors.InvalidRequest.code):
     """A final upload names a part too often."""
 
 
-# 423 is what clients ask again after; any other refusal of a HEAD makes some of them begin another upload.
+# Clients retry after 423; after any other error of a HEAD, some begin a new upload.
 _STATUS: dict[type[errors.UploaderError], int] = {
     errors.Unavailable: 423,
     errors.DigestMismatch: 460,
@@ -79,7 +81,7 @@ def kind_asked(call: Call) -> UploadKind | None:
 
 
 def parse_parts(text: str) -> tuple[str, ...]:
-    """Return the ids of the parts, by whatever address. Raises InvalidRequest."""
+    """Return the ids of the parts; absolute and relative addresses are accepted. Raises InvalidRequest."""
     urls = text.removeprefix(_FINAL).split()
     if not text.isascii() or not 1 <= len(urls) <= _MAX_PARTS or len(text) > _MAX_CONCAT_BYTES:
         raise errors.InvalidRequest.field(
@@ -112,7 +114,7 @@ class TusHandlers:
     concatenations: Concatenations
     proxies: Proxies
 
-    # Of every request and answer
+    # All requests and answers
 
     def facts(self) -> dict[str, str]:
         max_size = str(self.openings.max_file_size_bytes)
@@ -129,7 +131,8 @@ class TusHandlers:
     def refuse(self, request: Request, error: errors.UploaderError, headers: dict[str, str]) -> Response:
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), None)
         if isinstance(error, errors.UploadGone) and request.method != "POST":
-            # tus-java-client starts again after 404 alone; but nobody is to send a part again that was used up.
+            # tus-java-client starts again only after 404. A part that a final upload consumed must not be sent again,
+            # though.
             status = None if error.fields.get("reason") == REDIS_WORDS[State.CONSUMED] else 404
         return problem_response(error, headers, status)
 
@@ -177,7 +180,7 @@ class TusHandlers:
         return Response(status_code=201, headers=facts)
 
     async def _create_final(self, call: Call) -> Response:
-        """Create the final upload of its parts: the same parts in the same order make the same upload."""
+        """Create a final upload. The same parts in the same order give the same upload."""
         headers, upload_id = call.request.headers, new_id()
         if "upload-length" in headers:
             raise errors.InvalidRequest.field("Upload-Length", "is the sum of the parts: leave it out")
@@ -203,8 +206,8 @@ class TusHandlers:
         return Response(headers=facts | ({"Upload-Offset": str(status.size)} if status.finished else {}))
 
     async def _break_off(self, target: Target, error: BaseException) -> Appended | Complete:
-        """Return where an upload ends whose first bytes did not all count, if its client may go on there. Else that client
-        is told of no upload, so there is none: raises `error`."""
+        """Handle a creation whose first bytes failed. If the client may continue, return the end of the upload. Otherwise
+        cancel the upload, because the error answer does not name it, and raise `error`."""
         if isinstance(error, errors.UploaderError) and error.retryable and not isinstance(error, errors.DigestMismatch):
             with suppress(errors.UploaderError):
                 return await self.appends.status(target)
@@ -219,7 +222,7 @@ class TusHandlers:
         upload = await self.uploads.known(target)
         facts = {} if upload.metadata is None else {"Upload-Metadata": upload.metadata}
         facts |= {"Upload-Concat": PARTIAL} if upload.is_part else {}
-        if upload.state is State.CONSUMED:  # who lost the last answer hears that all of it came
+        if upload.state is State.CONSUMED:  # the client may have lost the last answer: tell it that all bytes came
             return Response(headers={**facts, "Upload-Offset": str(upload.size), "Upload-Length": str(upload.size)})
         told = await self.appends.status(target)
         size = told.file.size if isinstance(told, Complete) else told.upload.size
@@ -266,7 +269,7 @@ def _facts_of(told: Appended | StillMerging | Complete) -> dict[str, str]:
 
 
 def _body(call: Call) -> Incoming | None:
-    """Raises UnsupportedMediaType."""
+    """Return the body, or None without one. Raises UnsupportedMediaType."""
     headers = call.request.headers
     body = call.intake.body_of(call.request)
     if not body.declared_bytes and "transfer-encoding" not in headers:
@@ -277,7 +280,7 @@ def _body(call: Call) -> Incoming | None:
 
 
 def _length(call: Call) -> int | None:
-    """Return None where it is told later. Raises InvalidRequest."""
+    """Return the length; None if it is deferred. Raises InvalidRequest."""
     deferred = call.request.headers.getlist("Upload-Defer-Length")
     if not deferred:
         return _count(call, "Upload-Length")
@@ -296,5 +299,5 @@ def _count(call: Call, name: str) -> int:
 
 
 def _moment(moment: datetime) -> str:
-    """Write a moment as HTTP has it (RFC 9110, section 5.6.7)."""
+    """Format a time for an HTTP header (RFC 9110, section 5.6.7)."""
     return format_datetime(moment, usegmt=True)

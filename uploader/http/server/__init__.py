@@ -1,1 +1,1 @@
-"""Connections and bytes below ASGI: nothing here knows a protocol of uploads."""
+"""Connections and bytes below ASGI; nothing here knows an upload protocol."""

@@ -1,8 +1,8 @@
-"""The connections of this process: counts them by address, keeps those that wait for a request, and answers those beyond the
-limits; reads and writes in few system calls; sends files from the page cache to a socket in threads, because a cold disk
-blocks; and sets how the process treats memory.
+"""The connections of this process. Counts them per address, answers connections beyond the limits, batches reads and writes
+into few system calls, sends files with `sendfile` in threads (a cold disk blocks), and tunes malloc and the garbage
+collector.
 
-New connections go before waiting ones: a flood of connections that ask for nothing pushes out its own.
+A new connection replaces a connection that waits for a request. A flood of silent connections only displaces itself.
 """
 
 import asyncio
@@ -36,49 +36,48 @@ from uploader.settings import Settings
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# Gives bytes from an offset on, up to so many, in a thread.
+# Returns up to `count` bytes at an offset; called in a thread.
 View = Callable[[int, int], memoryview]
 
-# Under these names the application's lifespan state carries the connections, and the senders, to the protocol.
+# The keys in the lifespan state for the `Connections` and the `Senders` of the process.
 CONNECTIONS_STATE, SENDERS_STATE = "connections", "senders"
 
 # mallopt(3)
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-# Pieces up to this size come from the heap, not from the kernel: the most that glibc allows.
+# Allocations up to this size come from the heap instead of the kernel: the largest threshold that glibc allows.
 _FROM_HEAP_BYTES = 32 << 20
-# So much free memory at the heap's end is kept.
+# Free memory to keep at the end of the heap.
 _KEPT_BYTES = 512 << 20
-# How many more objects than at the last look there have to be before the next, and how many looks make a longer one. With
-# Python's 700 and 10 the looks are among what small chunks cost most.
+# Thresholds of the garbage collector. With Python's own 700 and 10, its runs are among the largest costs of a small chunk.
 _COLLECTED = (10_000, 20, 50)
 
-# What a process opens beside its connections: stores, chunks and maps in hand.
+# Descriptors for everything but connections: stores, open chunks and maps.
 _OWN_DESCRIPTORS = 512
-# For connections beyond the limits, and of few descriptors this share.
+# Connections beyond the limits that may still be answered; with few descriptors, one in 8 descriptors.
 _RESERVED_CONNECTIONS, _DESCRIPTORS_PER_RESERVED = 1024, 8
 _WANTED_DESCRIPTORS = 1 << 16
-# Of connections that wait longest, how many are looked at for one whose answer has left.
+# The number of longest-waiting connections to search for one whose answer has been sent.
 _LOOKED_AT = 16
 
-# From how many bytes on the loop wakes up, while a body comes fast.
+# `SO_RCVLOWAT` while a body arrives fast: the loop wakes up for this many bytes.
 _MARK_BYTES = 512 << 10
-# After so long with fewer bytes the mark is lowered, so that how a slow client gets on is seen; and raised again when so
-# many are read at once.
+# After this time without a wake-up the mark is lowered, so that the progress of a slow client is seen. A read of
+# `_FAST_BYTES` raises the mark again.
 _PATIENCE_SECONDS = 0.1
 _FAST_BYTES = 64 << 10
-# What is larger is written as it is: to copy it would cost more than a call.
+# Larger writes are not joined: copying them would cost more than a system call.
 _MAX_HELD_BYTES = 64 << 10
 
 _THREADS = 8
-# What a thread sends before it turns to another connection.
+# Bytes to send in a thread before another connection gets the thread.
 _TURN_BYTES = 4 << 20
-# What goes through the transport when the socket is full: enough to find out when it no longer is.
+# Bytes to give to the transport when the socket is full; the transport then notices when the socket has space again.
 _PIECE_BYTES = 16 << 10
 
 
 def keep_freed_memory() -> None:
-    """Set the thresholds of malloc for the rest of the process, where the C library is glibc."""
+    """Set malloc's thresholds for this process, to keep freed memory. Does nothing without glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return
@@ -87,8 +86,7 @@ def keep_freed_memory() -> None:
 
 
 def collect_seldom() -> None:
-    """Collect garbage seldom, for the rest of the process. What is there already, such as modules, is never looked at
-    again."""
+    """Run the garbage collector seldom, and exempt all objects that exist now, such as modules."""
     gc.freeze()
     gc.set_threshold(*_COLLECTED)
 
@@ -97,14 +95,14 @@ def collect_seldom() -> None:
 class ConnectionLimits:
     max_connections: int
     max_connections_per_address: int
-    # Beyond them, so that they can be answered.
+    # Connections beyond `max_connections` that may be answered with an error.
     reserved_connections: int
     header_timeout_seconds: float
     idle_timeout_seconds: float
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:
-    """Return the limits within what this process may open; a connection may need a descriptor for its spool."""
+    """Return the limits of this process. Each connection may need two descriptors: its socket and a file of the spool."""
     descriptors = _raise_descriptor_limit()
     reserved = max(1, min(_RESERVED_CONNECTIONS, descriptors // _DESCRIPTORS_PER_RESERVED))
     most = max(1, (descriptors - _OWN_DESCRIPTORS - reserved) // 2)
@@ -122,7 +120,7 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
 
 
 def _raise_descriptor_limit() -> int:
-    """Take as many descriptors as this process may (getrlimit(2))."""
+    """Raise the soft limit of open files (getrlimit(2)) and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(hard, _WANTED_DESCRIPTORS) if hard != resource.RLIM_INFINITY else _WANTED_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -132,37 +130,38 @@ def _raise_descriptor_limit() -> int:
 
 
 class Connected(Protocol):
-    """A connection, as the limits see it."""
+    """The part of a connection that `Connections` uses."""
 
     def is_sending(self) -> bool:
-        """Return True while the system has not taken all that was written."""
+        """Return True while the kernel has not taken all written bytes."""
 
     def dismiss(self, error: UploaderError) -> None:
-        """End it, which waits for a request, to make room."""
+        """Close this waiting connection to free its place."""
 
     def cut(self) -> None:
-        """End a connection beyond the limits at once, after its answer."""
+        """Answer a connection beyond the limits, and close it at once."""
 
 
 class Connections:
-    """Those of a process. What is beyond the limits goes into a reserve, where the oldest give way to the newest."""
+    """All connections of the process. Connections beyond the limits wait in a reserve for their answer; when the reserve is
+    full, the oldest is cut."""
 
     def __init__(self, limits: ConnectionLimits, proxies: Proxies, mount: Mount) -> None:
-        """`proxies`: their connections are those of many, and count for no address."""
+        """Connections from `proxies` carry many clients, and do not count for an address."""
         self.limits = limits
         self.mount = mount
         self._proxies = proxies
-        # Those that are served, with whom they count for, and how many that makes.
+        # The served connections with their party (address or /64; None for a proxy), and their number per party.
         self._served: dict[Connected, str | None] = {}
         self._counts: Counter[str | None] = Counter()
-        # Of them, those that wait for a request, the longest first: all, and by whom they count for.
+        # The served connections that wait for a request, longest first: all of them, and per party.
         self._waiting: OrderedDict[Connected, None] = OrderedDict()
         self._waiting_of: defaultdict[str | None, OrderedDict[Connected, None]] = defaultdict(OrderedDict)
         self._reserve: OrderedDict[Connected, None] = OrderedDict()
         self._probing: set[Connected] = set()
 
     def enter(self, connection: Connected, host: str) -> UploaderError | None:
-        """Let a new one in from this address. Return None if it is served; else what all but probes are answered."""
+        """Add a new connection. Return None if it is served, otherwise the error for every request except probes."""
         address = parsed_address(host)
         party = None if self._proxies.have(address) else party_of(address)
         error = self._lack_of_room(party)
@@ -192,14 +191,14 @@ class Connections:
                 del self._waiting_of[party]
 
     def probe(self, connection: Connected) -> bool:
-        """Return whether a probe of one in the reserve may be answered."""
+        """Return True if a probe on this connection of the reserve may be answered."""
         if connection in self._reserve and len(self._probing) < max(1, self.limits.reserved_connections // 2):
             del self._reserve[connection]
             self._probing.add(connection)
         return connection in self._probing
 
     def refuse(self, connection: Connected) -> None:
-        """Note that a connection was told that it is refused: it stays for a while so that its client can read why."""
+        """Move a refused connection to the reserve, where it stays until its client has read the answer."""
         if connection in self._served:
             self._end_service(connection)
             self._retire(connection)
@@ -211,7 +210,7 @@ class Connections:
         self._probing.discard(connection)
 
     def _lack_of_room(self, party: str | None) -> UploaderError | None:
-        """Make room for a connection of this party. Return the error if that can't be."""
+        """Free a place for a connection of this party. Return the error if there is none."""
         if party is not None and self._counts[party] >= self.limits.max_connections_per_address:
             error: UploaderError = TooManyRequests("There are too many connections from your address; close some.")
             if not self._dismiss_one(self._waiting_of.get(party, ()), error, "address"):
@@ -223,7 +222,7 @@ class Connections:
         return None
 
     def _dismiss_one(self, waiting: Iterable[Connected], error: UploaderError, limit: str) -> bool:
-        """Return whether one of these could go."""
+        """Dismiss one of the waiting connections. Return False if none can go."""
         REFUSED_CONNECTIONS.labels(limit).inc()
         found = next((one for one in islice(waiting, _LOOKED_AT) if not one.is_sending()), None)
         if found is None:
@@ -248,23 +247,23 @@ class Connections:
 
 
 class ReadBatching:
-    """The low-water mark of a socket that a body is read from (`SO_RCVLOWAT`, socket(7)): while the body comes fast, the
-    event loop wakes up for many bytes only. End it."""
+    """Sets the low-water mark of a socket (`SO_RCVLOWAT`, socket(7)) while a body is read from it: if the body arrives fast,
+    the event loop wakes up only for many bytes. The caller must call `end`."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, left_bytes: int) -> None:
-        """`left_bytes`: what of the body is still to be read from the socket."""
+        """`left_bytes`: bytes of the body that are still to be read from the socket."""
         self._transport = transport
         self._socket: TransportSocket | None = transport.get_extra_info("socket")
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
-        # How many bytes there have to be before the loop wakes up.
+        # The current mark: bytes that must be there before the loop wakes up.
         self.mark_bytes = 1
-        # Whether anything was read since the last look; the reader sets it.
+        # True if bytes were read since the last check; the reader sets it.
         self.progress = False
         self._raise(left_bytes)
 
     def received(self, count: int, left_bytes: int) -> None:
-        """Need not be told while the mark is raised and less than `left_bytes`."""
+        """Note bytes that were read. The reader may skip the call while the mark is raised and below `left_bytes`."""
         self.progress = True
         if left_bytes < self.mark_bytes:
             self._set(max(left_bytes, 1))
@@ -293,7 +292,7 @@ class ReadBatching:
             self._set(1)
 
     def _set(self, mark_bytes: int) -> None:
-        # The descriptor of one that is closing may be that of another connection already.
+        # After a close, the descriptor may already belong to another connection.
         if self._socket is None or mark_bytes == self.mark_bytes or self._transport.is_closing():
             return
         self.mark_bytes = mark_bytes
@@ -301,8 +300,8 @@ class ReadBatching:
 
 
 class WriteBatching:
-    """Holds small writes until the end of the turn: the head of an answer and its body are two writes to uvicorn, but one
-    is enough for the kernel and for the client. All else is the transport's own."""
+    """Collects small writes until the end of the loop's turn. uvicorn writes the head and the body of an answer separately;
+    one write is cheaper for kernel and client. Everything else passes to the transport."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -310,9 +309,9 @@ class WriteBatching:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._ended = False
-        # A method that tells whether a connection that is to be closed stays for a while, if there is one.
+        # Returns a method that says if the connection must linger when it is to be closed, or None.
         self.lingers: Callable[[], Callable[[], bool] | None] = lambda: None
-        # Asked for often, so without a step in between.
+        # Called often, hence without a wrapper.
         self.is_closing = transport.is_closing
         self.pause_reading = transport.pause_reading
         self.resume_reading = transport.resume_reading
@@ -323,7 +322,7 @@ class WriteBatching:
 
     def write(self, content: bytes) -> None:
         if self._ended:
-            return  # as on a connection that is closed: it was refused, and its request may not know yet
+            return  # as on a closed connection: a refused request may still write
         if not self._held:
             self._loop.call_soon(self.flush)
         self._held.append(content)
@@ -352,7 +351,7 @@ class WriteBatching:
             self._transport.close()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self.flush()  # so that the transport says at once whether it is over them
+        self.flush()  # the transport then reports at once if the limits are exceeded
         self._transport.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
@@ -360,7 +359,7 @@ class WriteBatching:
 
 
 class StallWatch:
-    """Ends a connection whose client takes nothing of what was written for a while."""
+    """Aborts a connection whose client takes no written bytes for a while."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_seconds: float) -> None:
         self.transport = transport
@@ -384,17 +383,18 @@ class StallWatch:
             self.transport.abort()
 
     def untaken_bytes(self) -> int:
-        """Count also what the kernel holds, megabytes perhaps: it tells the transport only when it has room for a third,
-        and a client that takes them slowly does not stand still."""
+        """Count the bytes that the client has not taken, including those in the kernel (perhaps megabytes). The kernel
+        reports space only when a third is free, so a slow client would seem to stand still."""
         try:
             queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
         except OSError:
-            queued = b""  # it is closed
+            queued = b""  # the socket is closed
         return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
 
 class Senders:
-    """Threads that send, each to a descriptor of its own: that of a connection may, when it ends, become another's."""
+    """Threads that send files. Each uses a duplicate of the socket's descriptor: when a connection ends, its own number may
+    be reused by another one."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sending", initializer=run_anywhere)
@@ -411,11 +411,13 @@ class Senders:
         offset: int,
         count: int,
     ) -> None:
-        """Send all of it, by `sendfile` or as it is viewed, unless the client goes away, as `is_drained` says once the
-        transport has sent what it was given. Raises EOFError, OSError, and what a view does. uvloop has no `loop.sendfile`,
-        and lets nobody but the transport wait for its socket. So a thread sends what the socket takes at once, and when it
-        is full, the next piece goes through the transport: that tells when there is room again, and what watches over
-        clients that stand still or vanish keeps watching."""
+        """Send `count` bytes of a file or a view. Stops if the client is gone. `is_drained` waits until the transport's
+        buffer is empty, and returns False for a lost connection. Raises EOFError, OSError, and the errors of the view.
+
+        uvloop has no `loop.sendfile`, and only the transport can wait for the socket. So a thread fills the socket; when the
+        socket is full, the next piece goes through the transport. The transport knows when there is space again, and the
+        watch on clients that stop reading stays in effect.
+        """
         end = offset + count
         while offset < end and await is_drained():
             try:
@@ -434,7 +436,8 @@ class Senders:
                 return 0, b""
             socket = os.dup(transport.get_extra_info("socket").fileno())
             try:
-                # To its end also if the client goes away, for then these descriptors are closed and may become others.
+                # Finish even if the client goes away: the descriptors are closed afterwards, and their numbers may be
+                # reused.
                 loop = asyncio.get_running_loop()
                 if isinstance(file, int):
                     work = loop.run_in_executor(self._threads, _send, socket, file, offset, end)
@@ -446,7 +449,7 @@ class Senders:
 
 
 def _send(socket: int, file: int, offset: int, end: int) -> tuple[int, bytes]:
-    """Send a turn of bytes in a thread; return the number sent, and the next bytes if the socket is full."""
+    """Send up to `_TURN_BYTES` in a thread. Return the number of sent bytes, and the next piece if the socket is full."""
     start, stop = offset, min(end, offset + _TURN_BYTES)
     while offset < stop:
         try:
@@ -459,7 +462,7 @@ def _send(socket: int, file: int, offset: int, end: int) -> tuple[int, bytes]:
 
 
 def _send_viewed(socket: int, view: View, offset: int, end: int) -> tuple[int, bytes]:
-    """As `_send`, the very bytes that were viewed."""
+    """Send like `_send`, from a view: the bytes sent are exactly the bytes viewed."""
     start, stop = offset, min(end, offset + _TURN_BYTES)
     while offset < stop:
         piece = _there(view(offset, stop - offset))
@@ -479,8 +482,8 @@ def _there(found: T) -> T:
 
 
 def extent_of(message: Message) -> tuple[int | View, int, int]:
-    """Return descriptor, offset and count of ASGI's message to send a file, with their defaults; or those of ours, which has
-    a view and no file."""
+    """Return file, offset and count of a zero-copy message of ASGI, with its defaults; or view, offset and count of a
+    message of this package."""
     if "view" in message:
         return message["view"], message["offset"], message["count"]
     file = message["file"]

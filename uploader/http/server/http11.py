@@ -1,8 +1,8 @@
-"""The protocol that uvicorn is given: its own HTTP/1.1 over buffered reads and batched writes, with limits that neither
-uvicorn nor ASGI has: on connections, on the time and the size of a request's head, on how long an answer may stand still;
-and what they have no word for: bodies past the parser, interim responses, files from the page cache.
+"""The HTTP/1.1 protocol given to uvicorn: uvicorn's own parser over buffered reads and batched writes. Adds limits that
+uvicorn lacks: on connections, on time and size of a request's head, and on answers that the client does not take. Also adds
+what ASGI lacks: bodies read without the parser, interim responses, and files sent from the page cache.
 
-The border to uvicorn: no other module touches its private parts (`tests/unit/test_private_parts.py` names them).
+The border to uvicorn: no other module touches uvicorn's private parts (`tests/unit/test_private_parts.py` lists them).
 """
 
 import asyncio
@@ -28,34 +28,35 @@ from uploader.http.shared.responses import INTERIM, ZERO_COPY_SEND
 
 Headers = list[tuple[bytes, bytes]]
 
-# Of requests whose answers may be files: to offer it to all others costs each of them two layers.
+# Only these may be answered with a file. For other methods the extension would only cost two layers per request.
 _SENDING_METHODS = frozenset({"GET", "HEAD"})
-# Of requests that an application may have something to say of before it answers them. PUT sends chunks, and is left alone.
+# Only these get interim responses. PUT, which sends chunks, is left alone.
 _INTERIM_METHODS = frozenset({"POST", "PATCH"})
 _PHRASES = {104: "Upload Resumption Supported"}
 
-# Of one body, before all other connections have their turn.
+# Bytes to read from one body before other connections get a turn.
 _TURN_BYTES = 1 << 20
 _NO_ROOM = memoryview(b"")
-# What is read at once where no body is received: a head and a chunk of 64 KiB fit, and it stays below the size from which
-# glibc asks the kernel for new pages each time.
+# Bytes per read outside of bodies: enough for a head with a chunk of 64 KiB, and below the size from which glibc takes new
+# pages from the kernel each time.
 _SCRATCH_BYTES = 96 << 10
 
 MAX_TARGET_BYTES = 8 << 10
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
 _TOO_LARGE = f"The headers of the request are larger than {MAX_HEAD_BYTES:,} bytes, or more than {MAX_HEADERS}."
-# What a body in chunks may hold between its bytes, beyond so much a chunk and a share of the body (one byte in so many).
+# Overhead that a chunked body may have: this much, plus `_CHUNK_FRAMING_BYTES` per chunk, plus one byte for
+# `_BODY_PER_FRAMING` bytes of the body.
 MAX_FRAMING_BYTES = 64 << 10
 _CHUNK_FRAMING_BYTES, _BODY_PER_FRAMING = 16, 8
-# Requests sent ahead of the answers before them: each costs memory, and no client needs many.
+# Requests that a client may send ahead of their answers; each costs memory.
 MAX_PIPELINED = 16
-# How long a connection stays that is beyond the limits: for its request, and then so that its client can read the answer.
+# Seconds that a connection beyond the limits has for its request, and then again for its client to read the answer.
 _LINGER_SECONDS = 2.0
 
 
 def fault_of(headers: Headers, http_version: str) -> str | None:
-    """Return what is wrong with it (RFC 9112, sections 3.2 and 6.1)."""
+    """Return the fault of a request's head, or None (RFC 9112, sections 3.2 and 6.1)."""
     if http_version not in ("1.0", "1.1"):
         return "Only HTTP/1.1 and HTTP/1.0 are spoken here."
     names = [name for name, _ in headers]
@@ -82,11 +83,11 @@ class InterimResponses:
 
     @property
     def has_room(self) -> bool:
-        """A client that does not read yet is not told more and more."""
+        """Return False while earlier bytes are unsent: a client that does not read must not fill memory."""
         return not self._cycle.transport.get_write_buffer_size()
 
     def send(self, status: int, headers: dict[str, str]) -> None:
-        """Write one, unless the answer has begun or the client is gone."""
+        """Write an interim response, unless the answer has begun or the client is gone."""
         cycle = self._cycle
         if cycle.response_started or cycle.disconnected or cycle.transport.is_closing():
             return
@@ -96,7 +97,8 @@ class InterimResponses:
 
 
 def offer_interim(cycle: RequestResponseCycle) -> None:
-    """Offer interim answers to the application, for one request. A client of HTTP/1.0 would take one for the answer."""
+    """Offer interim responses to the application for this request. HTTP/1.0 clients would take an interim response for the
+    answer."""
     scope = cycle.scope
     if scope["method"] in _INTERIM_METHODS and scope["http_version"] == "1.1":
         scope.setdefault("extensions", {})[INTERIM] = {"responses": InterimResponses(cycle)}
@@ -104,26 +106,26 @@ def offer_interim(cycle: RequestResponseCycle) -> None:
 
 class DirectBody:
     def __init__(self, carrier: "LimitedProtocol", cycle: RequestResponseCycle, length_bytes: int) -> None:
-        # Both refer to this; in a circle the memory of each request would wait for the garbage collector.
+        # Weak, because both refer to this object: a cycle would keep each request's memory until garbage collection.
         self._carrier: LimitedProtocol = weakref.proxy(carrier)
         self._cycle: RequestResponseCycle = weakref.proxy(cycle)
         self._length = length_bytes
         self._poured = 0
         self._read_in_turn = 0
         self._sink: Sink | None = None
-        self._filled = 0  # of the sink's room, what it was not told of yet
+        self._filled = 0  # bytes in the sink's memory that the sink does not know of yet
         self._paused: asyncio.Future[None] | None = None
         self._batching: connections.ReadBatching | None = None
-        # Where the next bytes go; empty if nobody asks for them.
+        # The memory for the next bytes; empty while nobody reads the body.
         self.room = _NO_ROOM
-        # What of it was not read from the socket yet, once the parser sees no more of it.
+        # Bytes still to be read from the socket; counts from the moment when the parser no longer gets the body.
         self.on_wire = 0
-        # When a byte last came, by the loop's clock, in seconds.
+        # The time of the last byte (loop clock, seconds).
         self.progressed_at = carrier.loop.time()
 
     @property
     def started(self) -> bool:
-        """Return whether anything was poured: the rest has to be asked for here, too."""
+        """Return True if bytes were poured; then the rest must also be read here."""
         return self._poured > 0 or self._carrier.direct is self
 
     @property
@@ -136,7 +138,7 @@ class DirectBody:
 
     @property
     def waiting_bytes(self) -> int:
-        """Count what came with the head and was not poured."""
+        """Return the number of bytes that came with the head and were not poured."""
         return len(self._cycle.body)
 
     @property
@@ -144,14 +146,14 @@ class DirectBody:
         return self.waiting_bytes == self._length
 
     def take(self) -> bytes:
-        """Return what is waiting: without a copy, if it is all of the body and came in one piece."""
+        """Return the waiting bytes; without a copy if they are the complete body in one piece."""
         self._invite()
         taken, self._cycle.body = bytes(self._cycle.body), bytearray()
         self._poured += len(taken)
         return taken
 
     async def pour(self, sink: Sink, until: float) -> None:
-        """Pour as `BodySource.pour`. Raises ClientDisconnect also if the rest was taken otherwise: it never comes."""
+        """Pour as `BodySource.pour` does. Also raises ClientDisconnect if somebody else read the rest of the body."""
         self._invite()
         self._sink, self.room = sink, sink.room()
         try:
@@ -178,7 +180,7 @@ class DirectBody:
                 self.room[:count] = view[start : start + count]
                 start += count
                 self._give(count)
-        # A bytearray would keep the memory of what is taken out of it.
+        # Deleting from the front of a bytearray would not free its memory.
         self._cycle.body = parsed[start:]
 
     async def _pour_from_wire(self, until: float) -> None:
@@ -220,10 +222,10 @@ class DirectBody:
         if self._paused is not None and not self._paused.done():
             self._paused.set_result(None)
 
-    # What the connection says
+    # Called by the connection
 
     def received(self, count: int) -> None:
-        """Note that the bytes were put into the room, or dropped if there was none."""
+        """Note bytes that were read into `room`, or dropped if there was no room."""
         assert self._batching is not None
         self.progressed_at = self._carrier.loop.time()
         self.on_wire -= count
@@ -244,8 +246,7 @@ class DirectBody:
             self._take_turns(count)
 
     def _take_turns(self, count: int) -> None:
-        """Take turns: a client that sends as fast as it is read would be read on and on, and no other client be
-        heard."""
+        """Pause after `_TURN_BYTES`: otherwise a fast sender would keep the loop from all other clients."""
         self._read_in_turn += count
         if self._read_in_turn >= _TURN_BYTES:
             self._read_in_turn = 0
@@ -264,8 +265,7 @@ class DirectBody:
 
 @dataclass(frozen=True, slots=True)
 class _Sending:
-    """uvicorn's `send` and `http.response.zerocopysend`, the ASGI extension
-    (asgi.readthedocs.io/en/latest/extensions.html)."""
+    """Wraps uvicorn's `send` to support `http.response.zerocopysend` (asgi.readthedocs.io/en/latest/extensions.html)."""
 
     cycle: RequestResponseCycle
     send: ASGISendCallable
@@ -322,25 +322,25 @@ def with_sendfile(
 
 class LimitedProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
-    _head_late_at: float | None = None  # by the loop's clock, in seconds; None between heads
+    _head_late_at: float | None = None  # loop clock, seconds; None between heads
     stall_watch: type[connections.StallWatch] = connections.StallWatch
     stalls: connections.StallWatch
     _linger_timer: asyncio.TimerHandle | None = None
-    _excess: UploaderError | None = None  # what all but a probe is answered, if the connection is beyond the limits
-    _refused = False  # or answered for good: nothing that comes is looked at any more
-    _has_ended = False  # its client sends nothing more
-    _in_head = True  # from the end of one request to the end of the next one's headers
+    _excess: UploaderError | None = None  # for a connection beyond the limits: the answer to all but probes
+    _refused = False  # true after the last answer: further bytes are ignored
+    _has_ended = False  # the client sends nothing more
+    _in_head = True  # from the end of a request to the end of the next request's headers
     _unparsed_bytes = 0
     _header_bytes = 0
     _header_count = 0
-    _progress = False  # whether what is being parsed held a part of a body, or ended a head
-    _chunk_heads = 0  # in what is being parsed
-    _framing_bytes = 0  # of the last request's body, what was between its bytes and not needed
-    _content_length = 0  # as the last request told it
-    parsed_body_bytes = 0  # of the last request's body, what came through the parser
-    direct: DirectBody | None = None  # the body that is received past the parser
-    _trailers: list[tuple[bytes, bytes]] | None = None  # of the last request, if it announces any
-    # The request whose turn it is; uvicorn's `cycle` is the one that came last.
+    _progress = False  # the current data had a part of a body, or ended a head
+    _chunk_heads = 0  # in the current data
+    _framing_bytes = 0  # surplus overhead of the current chunked body
+    _content_length = 0  # of the last request
+    parsed_body_bytes = 0  # bytes of the last request's body that went through the parser
+    direct: DirectBody | None = None  # the body that is read without the parser
+    _trailers: list[tuple[bytes, bytes]] | None = None  # trailers of the last request, if it announces any
+    # The request that is being answered; uvicorn's `cycle` is the newest one.
     _answered: RequestResponseCycle | None = None
 
     @property
@@ -369,8 +369,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self.direct.lose()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Answer, then end the connection: the client sends no more, and may still read. Or it is gone: TCP tells that
-        apart no sooner than an answer is sent."""
+        """Answer running requests, then close. The client sends nothing more, but may still read; TCP cannot tell that from
+        a client that is gone before an answer is sent."""
         self._head_late_at = None
         self._has_ended = True
         last = None
@@ -380,11 +380,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
             return False
         last.keep_alive = False
-        last.message_event.set()  # who has the whole body, and waits for something else, hears that nothing follows
+        last.message_event.set()  # wake handlers that have the whole body and wait for a disconnect
         return True
 
     def _break_off(self) -> RequestResponseCycle | None:
-        """Give up the rest of the last request's body. Return the request before it, if that is unanswered."""
+        """Abandon the last request, whose body is incomplete. Return the request before, if still unanswered."""
         _abandon(self.cycle)
         if self.direct is not None:
             self.direct.lose()
@@ -394,8 +394,8 @@ class LimitedProtocol(HttpToolsProtocol):
         return self.pipeline[0][0] if self.pipeline else self._answered
 
     def shutdown(self) -> None:
-        """Take one more request from a proxy that was not told to close: it may have sent the request, and can't send the
-        body of most once more."""
+        """Close, but let a trusted proxy send one more request if no answer told it to close: the request may already be on
+        its way, and a proxy can seldom send a body twice."""
         cycle: RequestResponseCycle | None = self.cycle
         if not self._connections.comes_by_proxy(self):
             super().shutdown()
@@ -420,26 +420,26 @@ class LimitedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(BadRequest("This is not a valid HTTP/1.1 request."))
         except httptools.HttpParserUpgrade:
-            self.cycle.keep_alive = False  # what follows is no HTTP/1.1 to the parser
+            self.cycle.keep_alive = False  # the parser stops here
         self._count_unparsed(len(data))
         if body_of is self.cycle and not self._in_head:
             self._count_framing(len(data), self.parsed_body_bytes - parsed_before)
 
     def _count_unparsed(self, length: int) -> None:
-        """Bound what the parser may keep: it keeps a header until it is whole, also one after the body."""
+        """Limit the bytes that the parser buffers: it keeps a header, or a trailer, until the line is complete."""
         self._unparsed_bytes = 0 if self._progress else self._unparsed_bytes + length
         if self._unparsed_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadersTooLarge(_TOO_LARGE))
 
     def _count_framing(self, length: int, body_bytes: int) -> None:
-        """Chunks may have extensions, which nobody reads but the parser. Who sends a byte a chunk needs five bytes for
-        each; bound what is far beyond that."""
+        """Limit chunk extensions and other overhead of a chunked body. Even a sender of one byte per chunk needs only five
+        more bytes for each."""
         needed = self._chunk_heads * _CHUNK_FRAMING_BYTES + body_bytes // _BODY_PER_FRAMING
         self._framing_bytes = max(0, self._framing_bytes + length - body_bytes - needed)
         if self._framing_bytes > MAX_FRAMING_BYTES:
             self._refuse(BadRequest("The chunked body has too much overhead."))
 
-    # The request, as the parser meets its parts
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -458,7 +458,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse_and_stop(HeadersTooLarge(_TOO_LARGE))
         if self._in_head:
             super().on_header(name, value)
-        elif self._trailers is not None:  # what comes after a body is none of the request's headers
+        elif self._trailers is not None:  # trailers are not headers of the request
             self._trailers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -472,7 +472,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse_and_stop(BadRequest("Too many requests ahead of their answers."))
         if self._excess is not None:
-            # A probe is let in: a supervisor must not take the server for dead.
+            # Answer probes even beyond the limits, or a supervisor would take the server for dead.
             path = self.url.partition(b"?")[0].decode("latin-1")
             is_probe = inside(path, self._connections.mount.prefix) in PROBES or path in PROBES
             if not (is_probe and self._connections.probe(self)):
@@ -514,13 +514,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head, self._progress = True, True
         super().on_message_complete()
 
-    # A body past the parser
+    # Bodies read without the parser
 
     def end_direct_body(self) -> None:
-        """End a body of which all was read from the socket: what follows is another request, for another parser."""
+        """Finish a body that was read completely from the socket; the next request gets a new parser."""
         self.direct = None
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own parser
         self.on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -531,13 +531,12 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             self._connections.wait(self)
         if self.direct is not None and not self.transport.is_closing():
-            self.transport.close()  # the rest of its body is no request
+            self.transport.close()  # the rest of the body must not be read as a request
 
-    # The head takes too long
+    # Timeout of the head
 
     def _start_head_timer(self) -> None:
-        """Start one timer for all heads of a connection: most are whole at once, and to set it and take it back costs
-        more."""
+        """Keep one timer for all heads of a connection: most heads arrive at once, and a timer for each would cost more."""
         if self._head_late_at is None:
             seconds = self._connections.limits.header_timeout_seconds if self._excess is None else _LINGER_SECONDS
             self._head_late_at = self.loop.time() + seconds
@@ -555,7 +554,7 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    # The client does not take its answer
+    # Clients that do not take their answer
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -572,7 +571,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def dismiss(self, error: UploaderError) -> None:
         if self._head_late_at is None:
-            self.transport.close()  # kept since its last answer: its client knows that it may end
+            self.transport.close()  # idle since its last answer: the client expects that it may close
         else:
             self._refuse(error)
 
@@ -584,12 +583,12 @@ class LimitedProtocol(HttpToolsProtocol):
     # Refusing
 
     def _refuse_and_stop(self, error: UploaderError) -> None:
-        """Refuse from a callback of the parser, which must not go on."""
+        """Refuse from a callback of the parser; the exception stops the parser."""
         self._refuse(error)
         raise ValueError(error.detail)
 
     def _refuse(self, error: UploaderError) -> None:
-        """Answer where the client can tell what is answered, and let go of the connection."""
+        """Send the error if it cannot be mistaken for part of another answer, and end the connection."""
         if self._refused:
             return
         self._refused = True
@@ -599,7 +598,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if cycle is not None and cycle.response_complete:
             cycle = None
         if self.pipeline or (cycle is not None and (self._in_head or cycle.response_started)):
-            self.transport.close()  # the next bytes on the connection belong to the answer under way
+            self.transport.close()  # the next bytes would belong to the answer in progress
             return
         if cycle is not None:
             _abandon(cycle)
@@ -607,8 +606,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._linger()
 
     def lingers(self) -> bool:
-        """Tell whether a connection that is to be closed stays for a while: after an answer to a request whose body was not
-        read to its end."""
+        """Return True if a connection that is to be closed must linger: after an answer to a request whose body was not
+        read."""
         is_read = self._in_head and self.direct is None
         if self._refused or self._has_ended or is_read or not self.cycle.response_complete:
             return False
@@ -620,8 +619,8 @@ class LimitedProtocol(HttpToolsProtocol):
         return True
 
     def _linger(self) -> None:
-        """Read what still comes, and drop it, for a while. To close with bytes unread would reset the connection, and take
-        the answer away from the client again (RFC 9112, section 9.6)."""
+        """Read and drop further bytes for a while. Closing with unread bytes would reset the connection, and the client
+        would lose the answer (RFC 9112, section 9.6)."""
         self.flow.resume_reading()
         self.transport.write_eof()
         self._connections.refuse(self)
@@ -629,16 +628,16 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _end_lingering(self) -> None:
         if self.is_sending():
-            self.transport.close()  # a long answer, to a client that takes it slowly
+            self.transport.close()  # the client is still reading a long answer
         else:
             self.transport.abort()
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """One connection: what is read goes into the body that is received, or to the parser."""
+    """One connection. Reads go into the body being received, or to the parser."""
 
     protocol_class = LimitedProtocol
-    # Shared by all: what is read is handed on before the next read.
+    # Shared by all connections: each read is handled before the next one.
     _scratch = memoryview(bytearray(_SCRATCH_BYTES))
 
     def __init__(self, **of_uvicorn: Any) -> None:
@@ -648,11 +647,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._begin(connections.WriteBatching(transport, self._http.loop))
 
     def _begin(self, writes: connections.WriteBatching) -> None:
-        writes.lingers = weakref.WeakMethod(self._http.lingers)  # in a circle they would wait for the garbage collector
+        writes.lingers = weakref.WeakMethod(self._http.lingers)  # weak: a cycle would wait for garbage collection
         self._http.connection_made(cast(asyncio.Transport, writes))
 
     def get_buffer(self, _size_hint: int) -> memoryview:
-        """Never empty, and never for more than a body: what nobody asks for is dropped."""
+        """Return the memory for the next read. Never empty, and never larger than the rest of the body; bytes that nobody
+        wants are dropped."""
         direct = self._http.direct
         return self._scratch if direct is None else (direct.room or self._scratch)[: direct.on_wire]
 

@@ -1,7 +1,7 @@
-"""TLS below HTTP: the certificate that the server shows, read at the start and anew when it is told to; and a connection
-that begins with a handshake, within limits, and then is as any other.
+"""TLS below HTTP: reads the certificate at the start and on reload, and does the handshake of each connection within limits.
+After the handshake, a connection behaves as any other one.
 
-The body of a request comes through the parser and a file goes through Python, because in the socket is what is encrypted.
+Bodies go through the parser and files through Python, because the socket carries encrypted bytes.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from uploader.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# Under this name the application's lifespan state carries what the connections begin with.
+# The key in the lifespan state for the `Handshakes` of the process.
 HANDSHAKES_STATE = "handshakes"
 
-# As without TLS: what is held here is lost if it is not taken within half a minute of the end.
+# The same limit as without TLS. The loop drops buffered bytes that the client has not taken half a minute after the close.
 _HELD_BYTES = 64 << 10
 # `tcpi_bytes_acked` in `struct tcp_info` (tcp(7), linux/tcp.h).
 _ACKED_BYTES = struct.Struct("120xQ")
@@ -39,7 +39,8 @@ class Certificate:
     valid_until: datetime
 
     def warn_unless_valid(self, now: datetime) -> None:
-        """Clients refuse it; the server starts all the same, as somebody may be about to renew it."""
+        """Log a warning if the certificate is expired or not yet valid. The server starts nevertheless: the certificate may
+        be renewed."""
         if not self.valid_from <= now <= self.valid_until:
             logger.warning(
                 "UPLOADER_TLS_CERTIFICATE: the certificate is not valid now",
@@ -58,7 +59,8 @@ class CertificateInForce:
         return self._certificate.context
 
     async def reload(self, now: datetime) -> None:
-        """Take what the files have now, for new connections. What is not fit is logged, and changes nothing."""
+        """Reload the certificate for new connections. If the new certificate is unusable, log the reason and keep the old
+        one."""
         try:
             self._certificate = await asyncio.to_thread(read_certificate, self._settings)
         except ConfigurationError as error:
@@ -69,8 +71,8 @@ class CertificateInForce:
 
 
 def read_certificate(settings: Settings) -> Certificate:
-    """Read what the settings name. Raises ConfigurationError with the setting, the file and what is wrong with it."""
-    # Here, because who does without TLS does without the memory that it takes.
+    """Read certificate and key. Raises ConfigurationError with the setting, the file and the fault."""
+    # Imported here, to save its memory in servers without TLS.
     from cryptography import x509
 
     assert settings.tls_certificate is not None
@@ -101,7 +103,7 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # With a password, lest OpenSSL ask the terminal for one.
+        # An empty password, or OpenSSL would ask for one at the terminal.
         context.load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, OSError) as error:
         is_another = isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH"
@@ -115,7 +117,7 @@ def _unfit(name: str, file: Path, what: str) -> ConfigurationError:
 
 
 class Handshakes:
-    """Those of one process that are under way, the oldest first: it gives way to the newest where there are too many."""
+    """The running handshakes of the process, oldest first. Beyond the limit, the oldest is cancelled."""
 
     def __init__(self, certificate: CertificateInForce) -> None:
         self.certificate = certificate
@@ -134,15 +136,15 @@ class Handshakes:
 
 
 class Handshake(asyncio.Protocol):
-    """An event loop that is given the certificate itself tells nobody of a connection before its handshake has ended, so
-    that nobody could bound how many there are."""
+    """Accepts a connection without TLS, then does the handshake. If the event loop had the certificate itself, it would
+    announce connections only after their handshakes, and nothing could limit these."""
 
     def __init__(self, **of_uvicorn: Any) -> None:
         self._of_uvicorn = of_uvicorn
         self._handshakes: Handshakes = of_uvicorn["app_state"][HANDSHAKES_STATE]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection away from its transport, which would read from it at once."""
+        """Duplicate the socket and drop the transport, which would read from it at once."""
         taken = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         taken.setblocking(False)
         limits: ConnectionLimits = self._of_uvicorn["app_state"][CONNECTIONS_STATE].limits
@@ -157,7 +159,7 @@ class Handshake(asyncio.Protocol):
                 ssl=self._handshakes.certificate.context,
                 ssl_handshake_timeout=timeout_seconds,
             )
-        except OSError as error:  # that of ssl is one
+        except OSError as error:  # includes ssl.SSLError
             logger.debug("no handshake", extra={"reason": str(error)})
         except asyncio.CancelledError:
             taken.close()
@@ -166,13 +168,13 @@ class Handshake(asyncio.Protocol):
 
 class _SecureStallWatch(StallWatch):
     def untaken_bytes(self) -> int:
-        """Count the bytes that the client has taken, below zero: between TLS and the kernel lies what nobody can
-        count."""
+        """Return the acknowledged bytes as a negative number. Bytes between TLS and the kernel cannot be counted, but the
+        result falls whenever the client takes bytes."""
         connection = self.transport.get_extra_info("socket")
         try:
             told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_BYTES.size)
         except OSError:
-            return 0  # it is closed
+            return 0  # the socket is closed
         return -int(_ACKED_BYTES.unpack(told)[0])
 
 
@@ -188,14 +190,14 @@ class SecureConnection(HttpConnection):
         self._begin(_SecureWrites(transport, self._http.loop))
 
     def eof_received(self) -> bool:
-        """End this side with the client's: an event loop can't leave it open."""
+        """Close both sides: event loops do not support half-closed TLS connections."""
         return False
 
 
 class _SecureWrites(WriteBatching):
-    """TLS has no end of one side alone."""
+    """TLS connections cannot be half-closed."""
 
     def write_eof(self) -> None:
-        """Write what waits. The last write also tells the client that it is the last."""
+        """Flush, and drop later writes. The headers of the last answer tell the client that it is the last."""
         self.flush()
         self._ended = True

@@ -1,1 +1,1 @@
-"""The ground of every protocol over HTTP: nothing here knows any one operation."""
+"""The foundation of all HTTP protocols; nothing here knows a particular operation."""

@@ -1,5 +1,5 @@
-"""The exchange of a request and its answer: sets the request id and security headers, writes the line in the log, reads the
-rest of a body; and limits the requests at once of a user, or of a client behind a proxy, as connections are limited.
+"""One request and its answer. Sets the request id and the security headers, writes the log line, and drains the rest of the
+body. Also limits how many requests a user, or a client behind a proxy, has open at once.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ _MAX_DRAIN_SECONDS = 2.0
 _BODY_TIMEOUT = 408
 _SERVER_ERROR = 500
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# The questions of load balancers, and of supervisors that start a server again.
+# Load balancers and supervisors ask these paths.
 PROBES = frozenset({"/livez", "/readyz"})
-# Under this name the application's lifespan state says why the process takes no new requests, if so.
+# The key in the lifespan state for the reason why the process accepts no new requests.
 UNREADY_STATE = "uploader.unready"
 _ASKED_ALL_DAY = PROBES | {"/metrics"}
-# The outcome of an answer that has no end.
+# The outcome of an answer that broke off.
 ABORTED = "aborted"
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -54,28 +54,28 @@ _RAW_SECURITY_HEADERS = [(name.lower().encode(), value.encode()) for name, value
 
 
 class Exchange:
-    """One request and its answer: `receive` and `send` go through it, and it has the last word."""
+    """One request and its answer. All ASGI messages pass through `receive` and `send`."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The path as the route table has it: the path itself may hold what is nobody's business.
+        # The path of the route table, with its placeholders: the requested path may hold private names.
         self.route = ""
         self.status = 0
         # `ok`, or the code of the error.
         self.outcome = "ok"
-        # Which host or file stands behind the outcome, where one does.
+        # The host or the file behind an error, if known.
         self.reason: str | None = None
-        # The log has that already.
+        # True if the log already has the error.
         self.is_told = False
         self.at_end: list[Callable[[], None]] = []
-        # Who came by a link, if that is who asks.
+        # The visit, if the caller came by a link.
         self.visit: Visit | None = None
-        # It ends with the right of its caller, and with the server.
+        # Ended when the caller's right is revoked, and when the server stops.
         self.running = Running()
-        # By somebody else: the answer does not end that.
+        # True if the surrounding server cancelled the task: then the cancellation continues after the answer.
         self.is_cancelled = False
-        # What it costs its user, where it has one.
+        # The CPU time charged to the user; None for a request without a user.
         self.cost: Cost | None = None
-        headers = dict(reversed(scope["headers"]))  # the first of several
+        headers = dict(reversed(scope["headers"]))  # the first of repeated headers wins
         given = headers.get(b"x-request-id", b"")
         self._request_id = given.decode() if _REQUEST_ID.fullmatch(given) else _new_request_id()
         self._contexts = request_id.set(self._request_id), user_id.set("")
@@ -83,10 +83,11 @@ class Exchange:
         self._scope = scope
         self._receive = receive
         self._send = send
-        # The body: whether it was received to its end, or any of it; and where it can be read past the parser.
+        # Of the body: received to its end; read at all. `_direct`, below, reads the body without the parser if the server
+        # offers that.
         self._received = headers.get(b"content-length") in (None, b"0") and b"transfer-encoding" not in headers
         self._touched = False
-        # Whether a message is waited for; when the last one came, by the loop's clock, in seconds.
+        # True while `receive` waits; when the last message came, in seconds of the loop's clock.
         self._waits, self._message_at = False, 0.0
         self._is_answered = False
         offered = scope.get("extensions", {}).get(DIRECT_BODY)
@@ -108,8 +109,8 @@ class Exchange:
         return message
 
     def stands_since(self) -> float | None:
-        """Return when the client last sent anything, by the loop's clock, if nothing but the client is waited for, and there
-        is no answer yet."""
+        """Return the time of the client's last bytes (loop clock), if the request waits only for its client. None if the
+        server is working, or if the answer has begun."""
         if self._is_answered:
             return None
         if self._direct is not None and self._direct.is_waited_for:
@@ -117,7 +118,8 @@ class Exchange:
         return self._message_at if self._waits else None
 
     async def send(self, message: Message) -> None:
-        """Read what is left of the body first, if it is small: else the connection has to end."""
+        """Send a message. Before the headers go out, drain a small rest of the body; after a larger rest the connection must
+        close."""
         if message["type"] == "http.response.start":
             self._is_answered = True
             headers = message["headers"] = list(message.get("headers", ()))
@@ -133,10 +135,10 @@ class Exchange:
             return
         cost.sent_bytes += len(message.get("body", b"")) or message.get("count") or 0
         if cost.turn is not None:
-            cost.pause()  # the client is waited for
+            cost.pause()  # sending waits for the client
         await self._send(message)
         if message.get("more_body", False):
-            await cost.go_on()  # what follows is made when it is its turn
+            await cost.go_on()  # wait for the user's turn before the next piece is made
 
     def end(self) -> None:
         if self.cost is not None:
@@ -155,10 +157,10 @@ class Exchange:
         return self._received or (self._direct is not None and self._direct.ended)
 
     async def _drain(self, status: int) -> bool:
-        """Return whether the body has ended."""
+        """Read the rest of the body within limits. Return True if the body has ended."""
         if status == _BODY_TIMEOUT or self.running.has_left:
-            return False  # it was waited for long enough, or the request was ended
-        # A client that waits for 100 Continue has sent nothing yet, and asking for it would invite it to.
+            return False  # the request already waited its full time, or was ended
+        # A client that waits for 100 Continue has sent nothing yet, and reading would ask it to send the body.
         direct = self._direct if self._direct is not None and self._direct.started else None
         if self._waits_for_continue and not self._touched and direct is None:
             return False
@@ -169,7 +171,7 @@ class Exchange:
 
 
 def refusal(error: UploaderError, mount: Mount) -> bytes:
-    """Return the whole answer to a request that never reaches the application."""
+    """Return the complete HTTP/1.1 answer to a request that never reaches the application."""
     identifier = _new_request_id()
     reset = request_id.set(identifier)
     mount_of_request.set(mount)
@@ -186,7 +188,7 @@ def refusal(error: UploaderError, mount: Mount) -> bytes:
 
 
 def _new_request_id() -> str:
-    # Unique is enough, nobody is kept from guessing it; the kernel's randomness costs more than all else here.
+    # The id must be unique, not secret. Random bytes from the kernel would cost more than all the rest here.
     return f"{random.getrandbits(64):016x}"
 
 
@@ -218,12 +220,12 @@ def _tell(
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Filter what uvicorn logs: why an answer has no end its request's own line tells, where the error has a name."""
+    """Filter uvicorn's error log: drop tracebacks of UploaderError, because the request's own log line names the error."""
     return not isinstance((record.exc_info or (None, None))[1], UploaderError)
 
 
 class ConcurrencyLimit:
-    """The requests that have no whole answer yet, by whom they are."""
+    """Counts and limits the unanswered requests of each user, and of each address behind a proxy."""
 
     def __init__(self, settings: Settings, proxies: Proxies) -> None:
         self._proxies = proxies
@@ -231,14 +233,14 @@ class ConcurrencyLimit:
         self._by_caller = _Limit(settings.max_connections_per_user, "you")
 
     def admit_address(self, request: Request, exchange: Exchange) -> None:
-        """Count a request by where it comes from, if that is behind a proxy: else its connection counts. Raises
-        TooManyRequests, but never for a probe."""
+        """Count a request through a proxy for the client's address; direct clients are limited per connection.
+        Probes are exempt. Raises TooManyRequests."""
         party = self._proxies.party_behind(request) if self._proxies.are_any else None
         if party is not None and exchange.route not in PROBES:
             self._by_address.admit(party, exchange)
 
     def admit_caller(self, caller: Caller, exchange: Exchange) -> None:
-        """Count a request of a user, or of a visitor, without exceptions. Raises TooManyRequests."""
+        """Count a request for its user or visitor; no path is exempt. Raises TooManyRequests."""
         if caller.user_id:
             self._by_caller.admit(caller, exchange)
 

@@ -1,7 +1,6 @@
-"""Knows the address that clients see: a public URL, or the `root_path` of the application that the server is part of.
-`Application` takes its prefix off what they ask for, `operation.public_path` puts it before each path that they are told.
-
-Knows no route by itself: those that a prefix makes look like others are compared here, for the start to refuse.
+"""The address that clients see: a public URL, or the `root_path` of the application that contains this server. `Application`
+strips its prefix from requested paths; `operation.public_path` adds it to paths in answers. This module does not know the
+routes: `lookalikes` compares the routes of its caller, and the start refuses a prefix that makes two of them ambiguous.
 """
 
 import re
@@ -12,22 +11,22 @@ from itertools import product
 from typing import Self
 from urllib.parse import quote
 
-# The first part of a URL with a host.
+# Scheme and host of a URL.
 _ORIGIN = re.compile(r"https?://[^/]+")
-# Parameters that can't be any word, as routes have them.
+# Path parameters that match only some words.
 _NARROW = {"{md5}": re.compile("[0-9a-fA-F]{32}"), "{n}": re.compile("[0-9]+")}
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """`origin` is empty where no public URL is set: then it is the client who knows it."""
+    """The address of the server for its clients. `origin` is empty if no public URL is set: then requests name the host."""
 
     origin: str = ""
     prefix: str = ""
 
     @classmethod
     def at(cls, public_url: str | None) -> Self:
-        """`public_url` has no slash at its end."""
+        """Split a public URL without a trailing slash."""
         if public_url is None:
             return cls()
         origin = _ORIGIN.match(public_url)
@@ -35,12 +34,12 @@ class Mount:
         return cls(origin[0], public_url[origin.end() :])
 
     def of_request(self, root_path: str) -> "Mount":
-        """Return itself, or, where no public URL is set, what the application around this one tells."""
+        """Return this mount; without a public URL, a mount below the `root_path` of the surrounding application."""
         return self if self.origin else Mount("", quote(root_path))
 
 
 def inside(path: str, prefix: str) -> str | None:
-    """Return a path without the prefix; None if it is not below it."""
+    """Return the path without the prefix; None if the path is not below the prefix."""
     if not path.startswith(prefix):
         return None
     left = path[len(prefix) :]
@@ -48,7 +47,7 @@ def inside(path: str, prefix: str) -> str | None:
 
 
 _HERE = Mount()
-# Of the request that is answered in this task.
+# The mount of the request that this task answers.
 mount_of_request: ContextVar[Mount] = ContextVar("mount", default=_HERE)
 
 
@@ -57,7 +56,7 @@ def leave_mount() -> None:
 
 
 def lookalikes(prefix: str, paths: Iterable[str]) -> tuple[str, str] | None:
-    """Find a route whose requests, without the prefix, would be those of another one; None if there is none."""
+    """Find a route whose paths become paths of another route when the prefix is stripped. Return both routes, or None."""
     routes = [(path, path.split("/")[1:]) for path in paths]
     for (path, segments), (other, others) in product(routes, routes):
         if any(_overlap(left, others) for left in _left_of(segments, prefix.split("/")[1:])):
@@ -66,7 +65,7 @@ def lookalikes(prefix: str, paths: Iterable[str]) -> tuple[str, str] | None:
 
 
 def _left_of(segments: list[str], prefix: list[str]) -> Iterator[list[str]]:
-    """Yield what is left of a route, of those of its paths that begin with the prefix."""
+    """Yield the rest of the route after the prefix, for paths of the route that begin with the prefix."""
     for at, word in enumerate(prefix):
         if at < len(segments) and segments[at].endswith(":path}"):
             yield ["{rest:path}"]
@@ -77,7 +76,7 @@ def _left_of(segments: list[str], prefix: list[str]) -> Iterator[list[str]]:
 
 
 def _overlap(one: list[str], other: list[str]) -> bool:
-    """Return whether a path may be of both routes."""
+    """Return True if some path matches both routes."""
     for mine, its in zip(one, other, strict=False):
         if mine.endswith(":path}") or its.endswith(":path}"):
             return True
@@ -87,7 +86,7 @@ def _overlap(one: list[str], other: list[str]) -> bool:
 
 
 def _may_be(segment: str, word: str) -> bool:
-    """Return whether a segment of a route is, or stands for, a word or another parameter."""
+    """Return True if a route's segment matches a word, or may match another parameter."""
     if segment == word or not segment.startswith("{"):
         return segment == word
     if word.startswith("{"):

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the route table and the types of its bodies."""
+"""Builds the OpenAPI 3.1 document from the route table and the types of the bodies."""
 
 import json
 import re
@@ -26,7 +26,8 @@ _PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "upload_id": {"schema": {"type": "string"}, "description": "An upload."},
     "code": {"schema": {"type": "string", "enum": sorted(STATUS)}, "description": "The code of an error."},
 }
-# What an answer leads to (OpenAPI's links): its operation and status, then those it opens, with where their parameters are.
+# OpenAPI links: for an operation and a status, the operations that a client can call next, and the places of their
+# parameters.
 _UPLOAD = {"id": "$response.body#/upload/id", "n": 0}
 _BY_MD5 = {"md5": "$request.path.md5", "n": 0}
 _FILE = {"id": "$response.body#/file/id"}
@@ -44,7 +45,7 @@ _LINKS: dict[tuple[str, int], list[tuple[str, dict[str, Any]]]] = {
     ("POST /me/files", 201): [(each, _FILE) for each in _OF_FILE],
 }
 _PROBLEM = _REF.format(name="Problem")
-# Whose bodies may be other than JSON.
+# The statuses of answers that may have a body other than JSON.
 _WITH_BYTES = (200, 206)
 _BINARY = {"type": "string", "format": "binary"}
 
@@ -77,18 +78,18 @@ def document(operations: list[Operation]) -> dict[str, Any]:
 
 
 def described_at(mount: Mount, described: dict[str, Any]) -> dict[str, Any]:
-    """Return the document, with the server where its reader reaches it."""
+    """Add the server's URL, as this client reaches it, to the document."""
     return {**described, "servers": [{"url": f"{mount.origin}{mount.prefix}" or "/"}]}
 
 
 def _renamed(schemas: Any) -> Any:
-    """Take the `Schema` off the names of types, which tells them from those of the services."""
+    """Strip the suffix `Schema` from type names; in the code it tells these types from those of the services."""
     return json.loads(re.sub(r'(?<=\w)Schema(?=")', "", json.dumps(schemas)), object_hook=_plain)
 
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
-    """Say of a pair that it has two items, not of each place what is there and of all others that nothing is: generators
-    know no schema that is `false`."""
+    """Describe a pair by the type and number of its items. msgspec writes `prefixItems` with `items: false`, and client
+    generators do not understand a schema that is `false`. Raises TypeError if the items differ."""
     if schema.get("items") is not False:
         return schema
     items, *others = schema.pop("prefixItems")
@@ -149,7 +150,7 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
 
 
 def _id_of(route: str) -> str:
-    """Name an operation as a function, such as `put_uploads_id_chunks_n`."""
+    """Return an operation id in the form of a function name, for example `put_uploads_id_chunks_n`."""
     words = route.replace(":path}", "}").lower()
     return re.sub(r"[^a-z0-9]+", "_", f"{words}root" if words.endswith(" /") else words).strip("_")
 
@@ -194,14 +195,14 @@ def _of_media(media_type: str) -> dict[str, Any]:
 
 
 def _problems(operation: Operation) -> list[str]:
-    # 403: also of a token that is good for something else alone.
+    # 403 also answers a token with a scope for something else.
     common = [] if operation.access == "open" else ["unauthenticated", "forbidden"]
     takes, asks = operation.takes is not None, any(each.place == "query" for each in operation.parameters)
     codes = (
-        # What is refused before the application sees it, on every path.
+        # The server answers these itself on every path, before the application sees the request.
         *("bad-request", "target-too-long", "headers-too-large"),
         *common,
-        # 429: also of JSON, if a user sends too much of it at once.
+        # 429 also answers a user who sends too much JSON at once.
         *(("body-timeout", "too-many-requests") if takes or operation.takes_bytes else ()),
         *(("unsupported-media-type", "storage-full") if operation.takes_bytes else ()),
         *(("precondition-failed",) if 304 in operation.responses else ()),

@@ -1,8 +1,8 @@
-"""Operations: a method of a path, who may call it, what it takes and what it answers; the call of one; and the routing of a
-path to its operations.
+"""Operations and routing. An operation is a method and a path, with access rule, input and answers; a `Call` is one request
+of an operation; `Routing` finds the operations of a path.
 
-The OpenAPI document is made from them, too, so neither can drift from the other. Starlette's router tries one path after the
-other, with a layer of its own around each request; this one looks the first segment up.
+The OpenAPI document is built from the same operations, and therefore cannot drift from them. Starlette's router tries one
+path after another and wraps each request in a layer of its own; `Routing` looks the first segment up in a dict.
 """
 
 import json
@@ -35,40 +35,41 @@ T = TypeVar("T")
 H = TypeVar("H", bound=Callable[..., Awaitable[Response | None]])
 
 FORM = "application/x-www-form-urlencoded"
-# The paths of all operations that are declared.
+# The paths of all declared operations.
 DECLARED_PATHS: set[str] = set()
-# Of bytes that are nothing in particular.
+# The media type of unspecified bytes.
 OCTETS = "application/octet-stream"
-# Of a handler: the operations that are declared on it.
+# The attribute of a handler with the list of its operations.
 _DECLARED = "operations"
 _MAX_FORM_FIELDS = 8
 _MAX_DEPTH = 64
-# Of what is decoded on the event loop: it takes a millisecond or so.
+# Decoding this much JSON takes about a millisecond; larger bodies are decoded in a thread.
 _MAX_BYTES_ON_LOOP = 64 << 10
 MAX_SIZE_BYTES = 2**63 - 1
 Size = Annotated[int, Meta(ge=0, le=MAX_SIZE_BYTES, description="Bytes.")]
-# Encoded as RFC 3339 has it.
+# RFC 3339.
 Time = Annotated[datetime, Meta(extra_json_schema={"format": "date-time"})]
-# What a schema can say of a name: the rest is for `normalise_name`.
+# The rules for names that a JSON schema can express; `normalise_name` checks the others.
 _SEGMENT = r"[^/\\\u0000-\u001f\u007f-\u009f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]+"
 SEGMENTS = {"pattern": f"^{_SEGMENT}(/{_SEGMENT})*$"}
 MAX_ID_LENGTH = 64
 MD5_PATTERN, SHA256_PATTERN = "^[0-9a-fA-F]{32}$", "^[0-9a-fA-F]{64}$"
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{}\]]')
 
-# "reader": the user, or the holder of a signed link, which is another for a deleted file; "metrics", and "worker" of the
-# queue in the path: an administrator, or a token that is good for that alone.
-# "uploader": the user, or a visitor of a link that collects; "visitor": one of a link that shares, or the holder of a link
-# that is signed for them.
+# - "open": everybody; "user": a user; "admin": an administrator.
+# - "uploader": the user, or a visitor of a link that collects files.
+# - "visitor": a visitor of a link that shares files, or the holder of a URL that is signed for a visitor.
+# - "reader", "reader of deleted": the user, or the holder of a signed URL (the two have different signatures).
+# - "metrics", "worker": an administrator, or a token with this scope; for "worker" the scope names the queue of the path.
 Access = Literal["open", "user", "uploader", "visitor", "reader", "reader of deleted", "admin", "metrics", "worker"]
 READERS = ("reader", "reader of deleted")
-# Who may show a signature in place of a token.
+# The access rules under which a signature can replace the token.
 SIGNED = (*READERS, "visitor")
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One of the query or of a header."""
+    """A parameter of the query, or a header."""
 
     name: str
     about: str
@@ -83,7 +84,7 @@ def whole_number(name: str, minimum: int, maximum: int, default: int, about: str
 
 
 header = partial(Parameter, place="header")
-# Of lists.
+# Parameters of lists.
 LIMIT = whole_number("limit", 1, 1000, 100, "Return so many at the most.")
 AFTER = Parameter("after", "The cursor: `next` of the page before.")
 SEARCH = Parameter("q", "Only names that contain this.")
@@ -96,40 +97,42 @@ async def _unbound(_call: "Call") -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Declared on its handler, as a decorator. `responses` maps a status to the type of its body, to several, or to None:
-    no JSON. `problems` are those that neither the access nor the body nor the path makes possible."""
+    """One operation, declared by decorating its handler. `responses` maps a status to the type of its body, to several
+    types, or to None (no JSON). `problems` lists the error codes beyond those that access, body and path already imply."""
 
-    # Its method and its path, as in "GET /me/files".
+    # Method and path, for example "GET /me/files".
     route: str
     summary: str
     _: KW_ONLY
     tag: str
     access: Access = "user"
-    # The transactions of what users may do read the rows of the caller, as those of administrators and workers do.
+    # True if the operation's transactions must read the caller's rows (token, administrator's right), although its access is
+    # not "admin" or "worker".
     on_rights: bool = False
     takes: type | None = None
     takes_optional: bool = False
-    # The field of a form that may hold what is taken, as JSON.
+    # The form field that may hold the JSON body.
     takes_form: str | None = None
-    # Media types that a client may give bytes, which are taken whatever it says unless a protocol wants one.
+    # Documented media types of a body of bytes. Other types are accepted too, unless a protocol demands one.
     takes_bytes: tuple[str, ...] = ()
     responses: dict[int, Any] = field(default_factory=lambda: {200: None})
-    # Media types that the body of an answer may have where it is no JSON, or beside it.
+    # Media types of answers other than JSON; an operation may also answer JSON.
     media_types: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-    # Problems by other statuses than their own.
+    # Problems with a status other than their usual one.
     said: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     parameters: tuple[Parameter, ...] = ()
-    # Of an operation without an answer to tell, it returns None.
+    # Returns None if there is nothing to answer: status 204.
     handler: Callable[["Call"], Awaitable[Response | None]] = _unbound
 
     @property
     def acts_on_rights(self) -> bool:
-        """Return whether the transactions read the rows of the caller."""
+        """Return True if the transactions must read the caller's rows, so that a revoked right ends them."""
         return self.on_rights or self.access in ("admin", "worker")
 
     def needs_admin(self, identity: Identity) -> bool:
-        """Return whether it is a right of administrators that lets this caller in, or more than users may is done by it."""
+        """Return True if the caller needs an administrator's right here: the access demands it, or the caller uses that
+        right to do more than users may."""
         if self.access in ("admin", "metrics", "worker"):
             return identity.scope is None
         return self.on_rights and identity.admin
@@ -141,7 +144,7 @@ class Operation:
 
 
 def operations_of(*handlers: object) -> list[Operation]:
-    """Return the operations that are declared on the methods, in order."""
+    """Return the operations declared on the methods of these objects, in order of declaration."""
     return [
         replace(operation, handler=getattr(each, name))
         for each in handlers
@@ -152,7 +155,7 @@ def operations_of(*handlers: object) -> list[Operation]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request on its way to its handler: who calls, and the checked parts of what was sent."""
+    """One request for its handler: the caller, and methods that return checked parts of the request."""
 
     request: Request
     identity: Identity
@@ -172,14 +175,14 @@ class Call:
         return value
 
     def md5(self) -> str:
-        """Raises InvalidMd5."""
+        """Return the MD5 in the path, in lower case. Raises InvalidMd5."""
         try:
             return parse_hex(self.request.path_params["md5"], 32)
         except ValueError as error:
             raise InvalidMd5() from error
 
     def query_int(self, parameter: Parameter) -> int:
-        """Raises InvalidRequest."""
+        """Return an integer parameter, or its default. Raises InvalidRequest."""
         name, schema = parameter.name, parameter.schema
         minimum, maximum, default = schema["minimum"], schema["maximum"], schema["default"]
         text = self.query(name)
@@ -190,7 +193,7 @@ class Call:
         return int(text)
 
     def query_word(self, name: str, default: str, words: tuple[str, ...]) -> str:
-        """Raises InvalidRequest."""
+        """Return a parameter that must be one of `words`. Raises InvalidRequest."""
         text = self.query(name)
         if text is None:
             return default
@@ -199,15 +202,16 @@ class Call:
         return text
 
     def query(self, name: str) -> str | None:
-        """Raises InvalidRequest if there are several."""
+        """Return a query parameter. Raises InvalidRequest if it is repeated."""
         values = self.request.query_params.getlist(name)
         if len(values) > 1:
             raise InvalidRequest.field(name, "is given more than once")
         return values[0] if values else None
 
     def claims(self, *, chunk: bool = False) -> ClaimedDigests:
-        """Return the digests that are told of the bytes of a file. Raises UnsupportedMediaType for a body that is encoded.
-        Unless it is a chunk, raises that for a form, too, and BadRequest for a range: both would be stored as the file."""
+        """Return the digests that the client claims for the bytes. Raises UnsupportedMediaType for a content encoding. If
+        the body is a whole file (not a chunk), also raises UnsupportedMediaType for a multipart form and BadRequest for a
+        `Content-Range`, because either would be stored as the file."""
         headers = self.request.headers
         if not chunk and headers.get("content-type", "").strip().lower().startswith("multipart/form-data"):
             raise UnsupportedMediaType("The body is the file itself, not a form.")
@@ -218,8 +222,8 @@ class Call:
         return ClaimedDigests(headers.getlist("content-digest"), headers.getlist("content-md5"))
 
     async def json(self, kind: type[T], *, optional: bool = False, most_bytes: int = MAX_JSON_BYTES) -> T:
-        """Decode strictly; with `optional`, an empty body stands for `{}`. Raises InvalidRequest, BodyTimeout,
-        TooManyRequests."""
+        """Decode a JSON body strictly. With `optional`, an empty body counts as `{}`. Raises InvalidRequest, BodyTimeout,
+        TooManyRequests, NotYourTurn."""
         content = await self.intake.receive_json(self.request.receive, self._crowd(), most_bytes)
         await self._begin()
         if len(content) > _MAX_BYTES_ON_LOOP:
@@ -227,32 +231,34 @@ class Call:
         return decode_json(content or (b"{}" if optional else b""), kind)
 
     async def json_or_form(self, kind: type[T], field: str, *, most_bytes: int = MAX_JSON_BYTES) -> T:
-        """Decode as `json`; or that JSON as a field of a form, which is how a browser saves the answer."""
+        """Decode a JSON body, or a form with the JSON in the field `field`: a browser that submits a form saves the answer
+        as a file."""
         if not self.request.headers.get("content-type", "").startswith(FORM):
             return await self.json(kind, most_bytes=most_bytes)
-        # A form has three bytes for most of JSON's.
+        # Percent-encoding triples most characters of JSON.
         content = await self.intake.receive_json(self.request.receive, self._crowd(), 3 * most_bytes)
         await self._begin()
-        # A large one takes a tenth of a second.
+        # Decoding a large form takes a tenth of a second.
         return await in_thread(_decode_form, content, field, kind)
 
     def _crowd(self) -> Caller:
-        """Return with whom a share of memory for JSON is had."""
+        """Return the caller for whom memory for JSON is counted: the visitors of a user share one budget."""
         return self.caller.crowd if self.caller.session else self.caller
 
     async def _begin(self) -> None:
-        """Wait for the turn of a request whose body has come: nobody else waits for its client. Raises NotYourTurn."""
+        """Wait for the user's turn to use CPU. Called when the body is complete, so that no turn is spent waiting for a
+        client. Raises NotYourTurn."""
         if self.cost is not None:
             await self.cost.begin()
 
 
 def decode_json(content: bytes, kind: type[T]) -> T:
-    """Decode strictly: no duplicate keys, no unknown fields, no conversions, no depths. Raises InvalidRequest."""
+    """Decode strictly: no duplicate keys, no unknown fields, no conversions, at most 64 levels. Raises InvalidRequest."""
     try:
         decoded = msgspec.json.decode(content, type=kind)
         if _depth(content) > _MAX_DEPTH:
             raise InvalidRequest.field("body", "is nested too deep")
-        # msgspec lets the last of several equal keys win; look for them apart.
+        # msgspec accepts duplicate keys and keeps the last; json.loads finds them.
         json.loads(content, object_pairs_hook=_refuse_duplicates)
     except msgspec.ValidationError as error:
         raise InvalidRequest.field(*_field_and_reason(str(error))) from error
@@ -270,7 +276,7 @@ def _decode_form(content: bytes, field: str, kind: type[T]) -> T:
 
 
 def public_path(path: str) -> str:
-    """Return the path of an operation as the client of this request reaches it."""
+    """Return a path as the client of the current request sees it."""
     return mount_of_request.get().prefix + path
 
 
@@ -279,9 +285,9 @@ def or_none(value: T | UnsetType) -> T | None:
 
 
 def _depth(content: bytes) -> int:
-    """Parsers give up at depths of their own, which differ from one Python to the next."""
+    """Return the nesting depth. Parsers have their own limits, which differ between Python versions."""
     if content.count(b"[") + content.count(b"{") <= _MAX_DEPTH:
-        return 0  # not too deep in any case
+        return 0  # too few brackets to exceed the limit
     depth = deepest = 0
     for token in _STRING_OR_BRACKET.findall(content):
         depth += (token in b"[{") - (token in b"]}")
@@ -299,7 +305,8 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _field_and_reason(message: str) -> tuple[str, str]:
-    """Split msgspec's message, which names a path (`$.size`), or in its text a missing or unknown field."""
+    """Split msgspec's message into field and reason. The message ends with a path (`$.size`), or names a missing or unknown
+    field."""
     reason, _, path = message.partition(" - at `")
     name = path.rstrip("`").removeprefix("$").lstrip(".")
     mentioned = re.search(r"(missing required|unknown) field `(.*)`", reason)
@@ -310,7 +317,7 @@ def _field_and_reason(message: str) -> tuple[str, str]:
 
 
 def checked_name(name: str, field: str = "name") -> str:
-    """Return a file name in NFC. Raises InvalidRequest."""
+    """Return the file name in NFC. Raises InvalidRequest."""
     try:
         return normalise_name(name)
     except ValueError as error:
@@ -334,8 +341,8 @@ class Match(NamedTuple):
 
 
 class Routing:
-    """The places of a route table. Each path begins with a segment that is no parameter. `aliases` are other paths of
-    places."""
+    """Finds the place (path pattern and its operations) of a request path. The first segment of each route is a fixed word.
+    `aliases` maps further paths to routes."""
 
     def __init__(self, operations: list[Operation], aliases: Mapping[str, str] | None = None) -> None:
         self._aliases = aliases or {}
@@ -346,7 +353,7 @@ class Routing:
             if method == "GET":
                 by_path[path]["HEAD"] = operation
         self._by_first_segment: dict[str, list[Place]] = defaultdict(list)
-        # A word goes before a parameter.
+        # Fixed words win over parameters.
         for path, by_method in sorted(by_path.items(), key=lambda place: "{" in place[0]):
             self._by_first_segment[_first_segment(path)].append(Place(path, compile_path(path)[0], by_method))
 

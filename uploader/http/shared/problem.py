@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457): each code's status, and its page for a person."""
+"""Errors as `application/problem+json` (RFC 9457): the status of each code, and a page that explains the code to people."""
 
 import html
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from uploader.http.shared.operation import public_path
 from uploader.http.shared.responses import Results
 from uploader.runtime.observability import request_id
 
-# Of each kind of errors, unless one below it has its own.
+# The status of an error class; subclasses inherit it unless listed themselves.
 _STATUS: dict[type[UploaderError], int] = {
     UploaderError: 500,
     errors.BadRequest: 400,
@@ -68,7 +68,7 @@ def _errors_of(error: type[UploaderError]) -> dict[str, type[UploaderError]]:
     return found
 
 
-# The error that stands for each code; the first class of the tree that has it explains it.
+# The class for each code. If several classes share a code, the first in the tree explains it.
 ERRORS: dict[str, type[UploaderError]] = _errors_of(errors.UploaderError)
 STATUS: dict[str, int] = {
     code: next(_STATUS[kind] for kind in error.__mro__ if kind in _STATUS) for code, error in ERRORS.items()
@@ -94,8 +94,8 @@ def title_of(code: str) -> str:
 
 
 def as_told(error: UploaderError, caller: Caller) -> UploaderError:
-    """Return the error that a caller is told of. A visitor does not hear what the owner of their link, or the disk, has
-    no room for, nor what is there."""
+    """Return the error to show to this caller. Visitors of a link do not learn the limits of its owner or of the disk, nor
+    which names exist."""
     match error:
         case errors.QuotaExceeded() | errors.TooManyFiles() | errors.StorageFull() if caller.session:
             return errors.LinkExhausted()
@@ -121,7 +121,7 @@ def problem_of(error: UploaderError, status: int | None = None) -> dict[str, Any
 def problem_response(
     error: UploaderError, headers: dict[str, str] | None = None, status: int | None = None, **members: Any
 ) -> Response:
-    """Answer a request that failed; `members` go before the error's own."""
+    """Answer a failed request; `members` override the error's own members."""
     status = status or STATUS[error.code]
     all_headers = dict(headers or {})
     if status in _RETRY_AFTER_SECONDS:
@@ -137,7 +137,7 @@ def problem_response(
 
 
 async def explain(request: Request) -> Response:
-    """`GET /problems/{code}`, for a person."""
+    """Answer `GET /problems/{code}` with a page for people."""
     code = request.path_params["code"]
     error = ERRORS.get(code)
     if error is None:

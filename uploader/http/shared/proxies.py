@@ -1,5 +1,5 @@
-"""Addresses of peers: which are in a list of networks, which count as one; and which are proxies that are believed, by
-what address clients reach the server through them, and from which.
+"""Addresses of clients. Knows the trusted proxies, reads the client's address and the requested host from the headers of
+trusted proxies only, and groups the addresses of one customer.
 """
 
 import ipaddress
@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from uploader.http.shared.mount import mount_of_request
 
-# What a provider gives to one customer, of IPv6, at the least.
+# IPv6 providers assign each customer a /64 or more.
 _PREFIX_OF_ONE = 64
 
 _HOST = re.compile(r"[A-Za-z0-9._~:\[\]-]{1,255}")
@@ -20,7 +20,7 @@ _NODE = re.compile(r"\[([^\]]*)\](?::\d+)?|([0-9.]+)(?::\d+)?|([0-9A-Fa-f:.]+)")
 
 
 class Proxies:
-    """The proxies of the settings, as a list of networks."""
+    """The trusted proxies of the settings, as networks."""
 
     def __init__(self, networks: Iterable[str] | None) -> None:
         self._networks = [ipaddress.ip_network(network) for network in networks or ()]
@@ -33,21 +33,22 @@ class Proxies:
         return self.have(parsed_address(request.client.host if request.client else ""))
 
     def party_behind(self, request: Request) -> str | None:
-        """Return whom a request through one of them counts for; None for all others, and where that is not known."""
+        """Return the party (address or /64) that a request through a trusted proxy counts for. None for direct requests, and
+        if the client's address is unknown."""
         if not (self.are_any and self.sent(request)):
             return None
         address = parsed_address(self.client_address(request) or "")
         return None if self.have(address) else party_of(address)
 
     def party(self, request: Request) -> str:
-        """Return whom a request counts for, a proxy itself where nothing better is known."""
+        """Return the party that a request counts for; the proxy itself if the client's address is unknown."""
         peer = request.client.host if request.client else ""
         return self.party_behind(request) or party_of(parsed_address(peer)) or peer
 
     def client_address(self, request: Request) -> str | None:
-        """Return the nearest address on its way that is none of theirs, or where that way begins. None where it is not
-        known, also because the two headers disagree: a proxy writes one of them, and may let the other through as it
-        came."""
+        """Return the client's address. Behind a trusted proxy, return the last forwarded address that is not a trusted
+        proxy, or the first one if all are. None if unknown, or if `Forwarded` and `X-Forwarded-For` disagree: a proxy writes
+        one of the two, and may pass a forged other one through."""
         peer = request.client.host if request.client else ""
         if not self.sent(request):
             return str(parsed_address(peer) or peer) or None
@@ -58,7 +59,7 @@ class Proxies:
         return found.pop() if len(found) == 1 else None
 
     def _origin(self, way: list[str]) -> str | None:
-        """Return the last one on a way that is no proxy of ours; the first if all are."""
+        """Return the last hop that is not a trusted proxy; the first hop if all are."""
         address = None
         for hop in reversed(way):
             address = _node(hop)
@@ -67,8 +68,8 @@ class Proxies:
         return None if address is None else str(address)
 
     def absolute(self, request: Request, path: str) -> str:
-        """Return a path as the client reaches it: by the public URL; else by its `Host`, or as a proxy says (RFC 7239,
-        `X-Forwarded-*`)."""
+        """Return the full URL of a path: below the public URL; otherwise with the host of the `Host` header, or of a trusted
+        proxy's headers (RFC 7239, `X-Forwarded-*`). Return the path alone if the host is invalid."""
         mount = mount_of_request.get()
         path = mount.prefix + path
         if mount.origin:
@@ -85,7 +86,7 @@ class Proxies:
 
 
 def parsed_address(text: str) -> IPv4Address | IPv6Address | None:
-    """Return an address of IPv4 as that, though it came by IPv6; None if it is none."""
+    """Parse an address; return an IPv4-mapped IPv6 address as IPv4, and None for anything else."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -94,7 +95,8 @@ def parsed_address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def party_of(address: IPv4Address | IPv6Address | None) -> str | None:
-    """Return whom an address counts for: of IPv6 a whole /64, of which one machine may take any address."""
+    """Return the party of an address. An IPv6 address counts for its /64, because one machine may use all addresses of a
+    /64."""
     if isinstance(address, IPv6Address):
         return str(IPv6Network((int(address), _PREFIX_OF_ONE), strict=False))
     return None if address is None else str(address)
@@ -105,13 +107,13 @@ def _hops(lines: list[str]) -> list[str]:
 
 
 def _node(text: str) -> IPv4Address | IPv6Address | None:
-    """Parse a hop, which may have a port; None if it hides itself."""
+    """Parse a hop with an optional port; None for an obfuscated identifier (RFC 7239)."""
     found = _NODE.fullmatch(text)
     return None if found is None else parsed_address(next(filter(None, found.groups()), ""))
 
 
 def _forwarded(hop: str) -> dict[str, str]:
-    """Parse what one proxy says; of the whole header, the first is the one that the client asked."""
+    """Parse one element of `Forwarded`. The first element of the header describes the client's own request."""
     return {name.lower(): quoted or plain for name, quoted, plain in _FORWARDED.findall(hop)}
 
 

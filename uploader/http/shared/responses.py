@@ -1,4 +1,4 @@
-"""The shapes of answers."""
+"""Kinds of answers: JSON, conditional requests, and long lists of results."""
 
 import asyncio
 import sys
@@ -14,12 +14,12 @@ from uploader.domain.links import Caller
 from uploader.errors import PreconditionFailed
 from uploader.http.bodies.intake import Intake
 
-# The message of the ASGI extension by which a part of a file is sent
-# (asgi.readthedocs.io/en/latest/extensions.html#zero-copy-send), where the server offers it.
+# The ASGI message that sends a part of a file without copying, if the server supports it
+# (asgi.readthedocs.io/en/latest/extensions.html#zero-copy-send).
 ZERO_COPY_SEND = "http.response.zerocopysend"
-# Under this name `scope["extensions"]` holds `{"responses": InterimResponses}`, where the server offers that for a request.
+# The key in `scope["extensions"]` for `{"responses": InterimResponses}`, if the server can send 104 for the request.
 INTERIM = "uploader.interim"
-# Of an answer of many lines: what is sent at a time, and what it gathers before it asks for memory.
+# Of a long answer: bytes per message; bytes collected before they go to the memory budget or the spool.
 _PIECE_BYTES = 256 << 10
 _TAIL_BYTES = 64 << 10
 
@@ -30,8 +30,8 @@ class Json(Response):
 
 
 def is_not_modified(request: Request, etag: str) -> bool:
-    """Return whether the caller has the content of this ETag already (RFC 9110, section 13.2.2). Raises PreconditionFailed
-    where it asks for other content."""
+    """Return True if the caller already has the content with this ETag (RFC 9110, section 13.2.2). Raises PreconditionFailed
+    if `If-Match` names other contents."""
     wanted, known = _etags_in(request, "if-match"), _etags_in(request, "if-none-match")
     if wanted and not {etag, "*"} & wanted:
         raise PreconditionFailed()
@@ -43,16 +43,16 @@ def _etags_in(request: Request, name: str) -> set[str]:
 
 
 class Results:
-    """One line for each of many things, encoded as soon as it is known: all but the last 64 KiB are in memory within
-    the budget, or in the spool. To be answered, or closed."""
+    """A long list of results. Each result is encoded when it is added. The last 64 KiB stay in a buffer here; the rest lies
+    in the memory budget or in the spool. The caller must call `answer` or `close`."""
 
     def __init__(self, intake: Intake, caller: Caller) -> None:
-        self._body = intake.gathering(caller, sys.maxsize)  # how many lines there may be is for others to say
+        self._body = intake.gathering(caller, sys.maxsize)  # callers limit the number of results
         self._pace = intake.pace()
         self._tail = bytearray()
 
     async def add(self, line: dict[str, Any]) -> None:
-        """Raises StorageFull."""
+        """Add one result. Raises StorageFull."""
         if self._body.length or self._tail:
             self._tail += b","
         self._tail += msgspec.json.encode(line)
@@ -62,11 +62,11 @@ class Results:
             self._tail = bytearray()
 
     async def end(self) -> None:
-        """Raises StorageFull."""
+        """Finish the list. Raises StorageFull."""
         await self._body.end()
 
     def answer(self, members: dict[str, Any], status: int, headers: dict[str, str], media_type: str) -> Response:
-        """Return a JSON object of these members, and `results`."""
+        """Return a JSON object with `members` and the list as `results`."""
         before = msgspec.json.encode(members)[:-1] + (b"," if members else b"") + b'"results":['
         self._tail += b"]}"
         length = len(before) + self._body.length + len(self._tail)
@@ -87,7 +87,7 @@ class Results:
 
 
 class _Streamed(StreamingResponse):
-    """Closes the results however the sending ends."""
+    """Closes the results when sending ends, also after an error."""
 
     results: Results
 
