@@ -1,1 +1,2 @@
-"""Bytes: the chunks of open uploads under `temp`, finished ones under `blobs`. The disk is the truth of what arrived."""
+"""The stores: they keep the bytes of open uploads and the blobs, in a local directory or in a bucket of an
+S3-compatible server. A store, not Redis, decides which chunks have arrived."""
