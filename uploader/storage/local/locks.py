@@ -60,7 +60,7 @@ async def wait_for_lock(
 
 @dataclass(eq=False)
 class LocalAppender:
-    """A holder of the right to append. Its open files are not those of the chunks being stored."""
+    """A holder of the right to append. The open files are not shared with the chunks being stored."""
 
     _upload: Upload
     _chunks: ChunkFiles
