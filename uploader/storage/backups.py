@@ -32,8 +32,7 @@ _FORMAT = 1
 _OWNER, _MANIFEST = "installation", "manifest.json"
 _STAMP, _NEW = re.compile(r"[0-9]{8}T[0-9]{6}Z"), ".new"
 _READ_BYTES = 1 << 20
-# Errors of linking after which the bytes are copied: the target is another filesystem or has no links, or the file has
-# too many links or no name any more.
+# Errors after which the bytes are copied: no link leads to this filesystem, or the file has too many links or no name.
 _UNLINKABLE = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
@@ -46,8 +45,7 @@ class BlobDamaged(Exception):
 
 
 class BlobTree:
-    """The blobs `blobs/ab/cd/<sha256>` below a directory of backups, or below a directory that will be a data
-    directory."""
+    """The blobs `blobs/ab/cd/<sha256>` below a directory of backups, or below a directory that will be a data directory."""
 
     def __init__(self, root: Root, *, is_store: bool = False) -> None:
         """`is_store`: downloads will read the tree, so large blobs get the checksums of their blocks."""
@@ -73,9 +71,8 @@ class BlobTree:
             return directory.open_to_read(sha256)
 
     def place(self, sha256: str, source: int) -> bool:
-        """Make the bytes of an open file the blob, after comparing them with its SHA-256. Return True after a link,
-        False after a copy. The bytes of a copy are durable; names become durable with the next `sync`. Raises
-        BlobDamaged."""
+        """Make the bytes of an open file the blob, after comparing them with its SHA-256. Return True after a link, False
+        after a copy. The bytes of a copy are durable; names become durable with the next `sync`. Raises BlobDamaged."""
         draft = f"{sha256}.{secrets.token_hex(16)}"
         size = disk.status(source).st_size
         computing = BlockChecksums() if self._is_store and are_blocks_listed(size) else None
@@ -130,8 +127,7 @@ class BackupDirectory:
 
     @classmethod
     def claim(cls, path: Path, installation: str) -> Self:
-        """Open and lock the directory to write backups. Make it if it is missing; close it to other accounts. Raises
-        BackupRefused."""
+        """Open and lock the directory to write, or make it, closed to other accounts. Raises BackupRefused."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         opened = cls(path)
         root = opened._root
@@ -156,8 +152,7 @@ class BackupDirectory:
             self._lock = None
 
     def installation(self, known: str | None = None) -> str:
-        """Return the id of the installation that made the backups. `known`: the id by which a damaged file is
-        recognised. Raises BackupRefused."""
+        """Return the installation of the backups. `known`: the id to recognise a damaged file by. Raises BackupRefused."""
         try:
             mark = parse_mark((self.path / _OWNER).read_bytes(), _FORMAT, known)
         except FileNotFoundError as error:
@@ -195,8 +190,7 @@ class BackupDirectory:
         self._root.sync()
 
     def manifest(self, stamp: str, *, only: str | None = None) -> dict[str, Any]:
-        """Return the manifest of a backup. Compare all files with their checksums, or `only` one file. Raises
-        BackupRefused."""
+        """Return the manifest, after comparing all files, or `only` one, with their checksums. Raises BackupRefused."""
         path = self.path / stamp
         facts = self._facts(path)
         files = facts["files"] if only is None else {only: facts["files"].get(only)}
@@ -241,8 +235,7 @@ def _is_linked(directory: Directory, source: int, name: str) -> bool:
 
 
 def _check(sha256: str, source: int, target: int | None = None, *, computing: BlockChecksums | None = None) -> None:
-    """Read an open file to the end and compare the bytes with `sha256`. Copy it to `target`, if given. Raises
-    BlobDamaged."""
+    """Compare an open file with `sha256`, and copy it to `target`, if given. Raises BlobDamaged."""
     digest, buffer, done = hashlib.sha256(), disk.room_for(_READ_BYTES), 0
     disk.drop_cache(source)  # read from the disk, not from memory
     while True:

@@ -1,10 +1,10 @@
 """The ballast: a file that reserves disk space and is truncated when the database, Redis or the trash find no space.
 
-With it, users can free space on a full disk: a cancel or a delete has to be committed before its bytes can go. Uploads
-never get the reserved space: while the ballast is used, the store takes no bytes (`disk.check_room`). Many processes
-share one file. Any of them may truncate it, any number of times; the others see that by its size. A directory of empty
-files beside the ballast reserves inodes in the same way: a filesystem may run out of inodes while bytes are free, and
-no server starts without a few new files. All methods block.
+With it, users can free space on a full disk: a cancel or a delete has to be committed before its bytes can go. Uploads never
+get the reserved space: while the ballast is used, the store takes no bytes (`disk.check_room`). Many processes share one
+file. Any of them may truncate it, any number of times; the others see that by its size. A directory of empty files beside
+the ballast reserves inodes in the same way: a filesystem may run out of inodes while bytes are free, and no server starts
+without a few new files. All methods block.
 """
 
 import logging
@@ -37,8 +37,8 @@ _LEAST_INODES = 32
 class Ballast:
     @classmethod
     def beside(cls, data: Path, sqlite: Path | None) -> Self:
-        """Return the ballast of an installation. It lies in the data directory, or beside a SQLite elsewhere, which
-        needs the space most."""
+        """Return the ballast of an installation: in its data directory, or beside a SQLite elsewhere, which needs it
+        most."""
         return cls(
             data / NAME if sqlite is None or sqlite.parent == data else sqlite.with_name(f"{sqlite.name}.{NAME}")
         )
@@ -58,8 +58,7 @@ class Ballast:
         return reserve is not None and reserve.is_used
 
     def look(self) -> bool:
-        """Look for the file, which other processes may have made or removed. Return whether it exists. Raises
-        OSError."""
+        """Look for the file, which other processes may have made or removed. Return whether it exists. Raises OSError."""
         reserve = self.reserve
         if reserve is None or disk.is_unlinked(reserve.descriptor):
             self._root.open()
@@ -71,8 +70,8 @@ class Ballast:
         return reserve is not None
 
     def free(self) -> bool:
-        """Give the ballast up. Return whether this or another process gave the ballast up; the caller then repeats the
-        write that found no space."""
+        """Give the ballast up. Return whether this or another process gave the ballast up; the caller then repeats the write
+        that found no space."""
         with suppress(OSError):
             if not self.look():
                 return False
@@ -110,8 +109,7 @@ class Ballast:
     # Making it
 
     def lacking_bytes(self) -> int:
-        """Return how many more bytes must be free before the ballast can be made: twice its size, to leave as much to
-        others. Raises OSError."""
+        """Return how many more bytes must be free to make it: twice its size, to leave as much to others. Raises OSError."""
         self._root.open()
         figures = self._root.figures()
         return max(0, 2 * self._size_bytes - figures.f_bavail * figures.f_frsize)
@@ -121,8 +119,8 @@ class Ballast:
         return figures.f_files > 0 and figures.f_favail < least  # some filesystems count no inodes
 
     def fill(self) -> bool:
-        """Make the ballast, or fill it again, if there is space. Return whether it is there. Only one of several
-        processes does it. Raises OSError."""
+        """Make the ballast, or fill it again, if there is space. Return whether it is there. Only one of several processes
+        does it. Raises OSError."""
         is_there = self.look() and not self.is_used
         if is_there and self.has_inodes:
             return True

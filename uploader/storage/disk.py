@@ -1,8 +1,8 @@
 """Access to the files of a store. Each call names an entry of an open directory, and no call follows a symlink.
 
-A symlink that somebody plants below the data directory leads nowhere: its use is an error. An entry that is no regular
-file counts as missing, and no call waits for it. This module knows how to make bytes durable and how to lock a range of
-a file. Its users decide when.
+A symlink that somebody plants below the data directory leads nowhere: its use is an error. An entry that is no regular file
+counts as missing, and no call waits for it. This module knows how to make bytes durable and how to lock a range of a file.
+Its users decide when.
 """
 
 import ctypes
@@ -40,8 +40,8 @@ PASSING = FULL | {*(errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.
 _NO_FILE = frozenset({errno.EISDIR, errno.ENXIO, errno.ENODEV})
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
-# Bytes of one write. For a longer write the page cache takes larger blocks of memory, which are cold. This is worst in
-# a virtual machine that gives free blocks back to its host: there each new block is a fault (docs/capacity.md).
+# Bytes of one write. For a longer write the page cache takes larger blocks of memory, which are cold. This is worst in a
+# virtual machine that gives free blocks back to its host: there each new block is a fault (docs/capacity.md).
 _WRITE_BYTES = 512 << 10
 _COMPARED_BYTES = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -85,8 +85,8 @@ class Directory:
     def make(self, path: str) -> "Directory":
         """Open a directory as `enter` does, and make the missing ones.
 
-        Each directory is durable in its parent before this returns. An existing one is synced, too, because its maker
-        may have died before the sync.
+        Each directory is durable in its parent before this returns. An existing one is synced, too, because its maker may
+        have died before the sync.
         """
         name, _, rest = path.partition("/")
         with suppress(FileExistsError):
@@ -137,8 +137,8 @@ class Directory:
         os.fsync(self._descriptor)
 
     def sync_all(self) -> None:
-        """Make everything durable that any process wrote to the filesystem (syncfs(2)). Raises an error of any write
-        since this directory was opened, also if the error was reported to others."""
+        """Make everything durable that any process wrote to the filesystem (syncfs(2)). Raises an error of any write since
+        this directory was opened, also if the error was reported to others."""
         if _libc.syncfs(self._descriptor) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -179,8 +179,7 @@ class Directory:
         return self._open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def create_empty(self, name: str, size_bytes: int = 0) -> None:
-        """Create a file that is one hole. The name is durable with the next `sync`, the size when the bytes are
-        synced."""
+        """Create a file that is one hole. The name is durable with the next `sync`, the size when the bytes are synced."""
         with opened(self.create_to_write(name)) as descriptor:
             if size_bytes:
                 resize(descriptor, size_bytes)
@@ -212,8 +211,8 @@ class Directory:
         return True
 
     def make_way(self, name: str) -> bool:
-        """Remove an entry that is not a regular file; a directory only if it is empty. Return whether the entry is a
-        regular file. Raises FileNotFoundError if there is no entry."""
+        """Remove an entry that is not a regular file; a directory only if it is empty. Return whether the entry is a regular
+        file. Raises FileNotFoundError if there is no entry."""
         kind = self.status(name).st_mode
         if S_ISDIR(kind):
             self.remove_directory(name)
@@ -225,9 +224,9 @@ class Directory:
         return os.stat(_checked(name), dir_fd=self._descriptor, follow_symlinks=False)
 
     def has(self, path: str, opened: os.stat_result, *, unchanged: bool = False) -> bool:
-        """Return whether a path below this directory leads to the file with the status `opened`. The path may lead
-        through a symlink, because nothing is opened. `unchanged`: and nobody wrote, linked or unlinked the file since.
-        Ask for this if the file was closed, because another file may have its inode number by now."""
+        """Return whether a path below this directory leads to the file with the status `opened`. The path may lead through a
+        symlink, because nothing is opened. `unchanged`: and nobody wrote, linked or unlinked the file since. Ask for this if
+        the file was closed, because another file may have its inode number by now."""
         try:
             found = os.stat(path, dir_fd=self._descriptor, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -254,8 +253,7 @@ class Directory:
 
 
 class Root(Directory):
-    """The data directory, the only directory that is opened by a path. Symlinks in this path are followed: the
-    administrator chose them."""
+    """The data directory, the only one opened by a path. Symlinks in the path are followed: the administrator chose it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(-1)
@@ -302,8 +300,7 @@ def close(descriptor: int) -> None:
 
 
 class Reserve:
-    """An open file of `size_bytes` that reserves disk space until somebody shortens the file. Closed with its last
-    user."""
+    """An open file of `size_bytes` that reserves disk space until somebody shortens the file. Closed with its last user."""
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
         self.descriptor = descriptor
@@ -399,14 +396,14 @@ def is_unlinked(descriptor: int) -> bool:
     return os.fstat(descriptor).st_nlink == 0
 
 
-# Locks of open file descriptions, on ranges of bytes (`fcntl(2)`, F_OFD_SETLK): the descriptor is the holder. Unlike
-# the locks of `lockf`, they conflict between descriptors of one process, and closing another descriptor does not drop
-# them. No call waits for a lock, so no thread is blocked: the caller tries again later.
+# Locks of open file descriptions, on ranges of bytes (`fcntl(2)`, F_OFD_SETLK): the descriptor is the holder. Unlike the
+# locks of `lockf`, they conflict between descriptors of one process, and closing another descriptor does not drop them. No
+# call waits for a lock, so no thread is blocked: the caller tries again later.
 
 
 def try_lock(descriptor: int, start: int, length: int) -> bool:
-    """Lock a range for this descriptor. Return False if another descriptor has locked any of it. A length of 0 reaches
-    to the end of the file and beyond."""
+    """Lock a range for this descriptor. Return False if another descriptor has locked any of it. A length of 0 reaches to
+    the end of the file and beyond."""
     return _set_lock(descriptor, fcntl.F_WRLCK, start, length)
 
 
@@ -419,8 +416,7 @@ def unlock(descriptor: int, start: int, length: int) -> None:
 
 
 def is_locked(descriptor: int, start: int, length: int) -> bool:
-    """Return whether another descriptor has locked any of the range. This takes no lock, so no other process has to
-    wait."""
+    """Return whether another descriptor has locked any of the range. This takes no lock, so no other process has to wait."""
     lock = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, start, length, 0)
     kind: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, lock))[0]
     return kind != fcntl.F_UNLCK
@@ -441,7 +437,7 @@ _SYNCS, _WRITES, _ALL = Trouble("disk, syncs"), Trouble("disk, writes"), Trouble
 
 
 def refusal(error: OSError) -> UploaderError:
-    """Translate an error of the disk into StorageFull, StorageReadOnly or StorageFailed. An error that lasts is logged
+    """Translate an error of the disk into StorageFull, StorageReadOnly or StorageFailed. The log has a lasting error
     once."""
     if error.errno in FULL:
         return full()
@@ -497,10 +493,7 @@ _LACKING = frozenset(
 
 def check_names(directories: dict[str, Directory]) -> None:
     """Check that files can be linked from the first directory to each of the others, and renamed there. Raises
-    ConfigurationError.
-
-    This is tried, because one filesystem may be mounted in two places, and nothing moves between them (link(2), EXDEV).
-    """
+    ConfigurationError. One filesystem may be mounted in two places, and nothing moves between them (link(2), EXDEV)."""
     (first_name, first), *others = directories.items()
     probe, second = f"probe.{uuid4().hex}", f"probe.{uuid4().hex}"
     first.create_empty(probe)
@@ -586,8 +579,8 @@ def parse_mounts(lines: Iterable[str]) -> list[Mount]:
 
 
 def mount_of(path: Path, among: Iterable[Mount]) -> Mount | None:
-    """Return the mount of an absolute path without symlinks; None if there is none. Of two mounts in the same place,
-    the later covers the earlier."""
+    """Return the mount of an absolute path without symlinks; None if there is none. Of two mounts in the same place, the
+    later covers the earlier."""
     found: Mount | None = None
     for mount in among:
         is_deeper = found is None or len(mount.point.parts) >= len(found.point.parts)

@@ -1,9 +1,9 @@
 """Hashes of a prefix that grows: SHA-256, and MD5 where it is needed. Another process can go on from a saved state.
 
-hashlib does not give its state away. The low-level functions of OpenSSL, in the same library that hashlib uses, keep
-their state in a structure of the caller, and the layout of that structure has never changed. This module calls them
-through ctypes, without the GIL (docs/decisions/0007). If a library lacks these functions or fails the test below,
-hashlib computes, and no other process can go on.
+hashlib does not give its state away. The low-level functions of OpenSSL, in the same library that hashlib uses, keep their
+state in a structure of the caller, and the layout of that structure has never changed. This module calls them through
+ctypes, without the GIL (docs/decisions/0007). If a library lacks these functions or fails the test below, hashlib computes,
+and no other process can go on.
 """
 
 import _hashlib
@@ -32,8 +32,7 @@ from uploader.storage.disk import room_for
 
 # Some distributions of an older OpenSSL abort a process that calls these functions in FIPS mode.
 _OLDEST_OPENSSL = 0x3_00_00_00_0
-# From this length on, two threads are faster than one. This matters for the last chunk: its sender waits for the
-# digests.
+# From this length on, two threads are faster than one. This matters for the last chunk: its sender waits for the digests.
 _SIDE_BY_SIDE_BYTES = 256 << 10
 # A blob is divided into blocks of this size. Some stores keep a checksum of each block. The last block may be shorter.
 BLOCK_BYTES = 64 << 10
@@ -57,11 +56,8 @@ class _Hash(_Updated, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Algorithm:
-    """A hash function of OpenSSL, with the layout of its context (md5.h, sha.h).
-
-    Two counters hold the number of hashed bits. Another counter holds the number of bytes that wait for a full block of
-    64 bytes.
-    """
+    """A hash function of OpenSSL, with the layout of its context (md5.h, sha.h): two counters of hashed bits, and one of the
+    bytes that wait for a full block of 64."""
 
     name: str
     context_bytes: int
@@ -120,8 +116,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _is_as_documented(library: ctypes.CDLL, algorithm: _Algorithm) -> bool:
-    """Hash known bytes in two parts, the second from the saved state of the first. Return whether state and digest are
-    right."""
+    """Hash known bytes in two parts, the second from the saved state of the first."""
     content, first_bytes, block_bytes = bytes(range(256)), 131, 64
     first = _OpenSslHash(library, algorithm)
     first.update(memoryview(content)[:first_bytes])
@@ -199,8 +194,7 @@ _here = threading.local()
 
 
 def room(number: int = 0) -> memoryview:
-    """Return a buffer of this thread to read into. Buffers are never freed: getting fresh memory costs more than
-    reading into it."""
+    """Return a buffer of this thread. It is never freed: getting fresh memory costs more than reading into it."""
     rooms: list[memoryview] = _here.__dict__.setdefault("rooms", [])
     while len(rooms) <= number:
         rooms.append(room_for(READ_BYTES))
@@ -222,11 +216,11 @@ class Job:
 class Gathering:
     """Hashes for many threads at once: one call of a kernel advances the same hash of many contents.
 
-    Each caller is a thread with bytes of one content, for one hash or two. The thread adds its jobs to the waiting
-    jobs. As soon as a core is free, it takes each of its jobs that no other thread has done, and does the job together
-    with all waiting jobs of the same algorithm. So no thread waits for others to come, and the more there is to hash,
-    the fuller the lanes are: threads come back with new jobs while others still compute. Only as many threads compute
-    as there are cores. A thread with enough cores for itself hashes alone.
+    Each caller is a thread with bytes of one content, for one hash or two. The thread adds its jobs to the waiting jobs. As
+    soon as a core is free, it takes each of its jobs that no other thread has done, and does the job together with all
+    waiting jobs of the same algorithm. So no thread waits for others to come, and the more there is to hash, the fuller the
+    lanes are: threads come back with new jobs while others still compute. Only as many threads compute as there are cores. A
+    thread with enough cores for itself hashes alone.
     """
 
     def __init__(self, kernels: Mapping[Algorithm, Kernel], core_count: int) -> None:
@@ -318,8 +312,8 @@ def gather_here() -> None:
 
 
 def gathering() -> Gathering | None:
-    """Return the place where this thread hashes with others. None: the thread hashes alone, because there is no kernel
-    or it may not wait."""
+    """Return where this thread hashes with others; None: it hashes alone, for lack of a kernel or because it may not
+    wait."""
     return _gathering() if getattr(_here, "gathers", False) else None
 
 
@@ -350,20 +344,18 @@ class BlockChecksums:
                 self.partial = 0
 
     def take(self) -> tuple[int, bytes]:
-        """Return the number of the first whole block since the last call, and the checksums of whole blocks from there
-        on."""
+        """Return the number of the first block since the last call, and the checksums of whole blocks from there on."""
         taken, self._checksums = bytes(self._checksums), bytearray()
         return self._position // BLOCK_BYTES - len(taken) // BLOCK_CHECKSUM.size, taken
 
     def end(self) -> bytes:
-        """Return the remaining checksums, with the checksum of an incomplete last block. No bytes may come
-        afterwards."""
+        """Return the remaining checksums, with the checksum of an incomplete last block. No bytes may come afterwards."""
         _, taken = self.take()
         return taken + BLOCK_CHECKSUM.pack(self.partial) if self._position % BLOCK_BYTES else taken
 
 
-# The list of a blob's block checksums: `header | page | page …`. The header ends with its own checksum. A page holds
-# 1,023 checksums (the last page the rest), then a checksum of the page. Nothing here touches a disk.
+# The list of a blob's block checksums: `header | page | page …`. The header ends with its own checksum. A page holds 1,023
+# checksums (the last page the rest), then a checksum of the page. Nothing here touches a disk.
 
 LIST_MAGIC = b"UPSUMS\x00\x01"
 _LIST_HEADER = struct.Struct("<8sI4xQ32s")
@@ -390,8 +382,7 @@ def list_offset(block: int) -> int:
 
 
 def checksum_of_page(header: bytes, number: int, checksums: bytes) -> bytes:
-    """Return the checksum of a page. It depends on the blob and on the number of the page, so a misplaced page
-    shows."""
+    """Return the checksum of a page. It depends on the blob and on the number of the page, so a misplaced page shows."""
     begun = crc32(
         header[: _LIST_HEADER.size]
     )  # without its checksum: a CRC-32 over both would be the same for all headers
@@ -443,8 +434,8 @@ class PrefixHashes:
 
     @classmethod
     def restore(cls, position: int, state: bytes, *, needs_md5: bool = False) -> "PrefixHashes | None":
-        """Return the hashes whose state was saved at `position`. None if this process can't go on from it, or if it
-        lacks a needed MD5."""
+        """Return the hashes whose state was saved at `position`. None if this process can't go on from it, or if it lacks a
+        needed MD5."""
         library = _library()
         if library is None or len(state) not in (STATE_BYTES, _SHA256.context_bytes):
             return None
@@ -476,8 +467,8 @@ class PrefixHashes:
         self.update_by(lambda: (content,), len(content))
 
     def update_by(self, pieces: Callable[[], Iterable[memoryview]], length_bytes: int) -> None:
-        """Advance by `length_bytes`. For a long body two threads call `pieces`, each for its own iterator; or the
-        hashes are computed together with those of other threads."""
+        """Advance by `length_bytes`. For a long body two threads call `pieces`, each for its own iterator; or the hashes are
+        computed together with those of other threads."""
         if not length_bytes:
             return
         named = self._sha256 if self.blocks is None else _NamedBytes(self._sha256, self.blocks)
@@ -531,8 +522,8 @@ def take(turn: Turn[T]) -> T:
 
 
 def take_together(turns: Sequence[Turn[T]]) -> list[tuple[T | Exception, int]]:
-    """Take turns together, step by step. Return the outcome of each turn and the number of bytes that it hashed. If a
-    turn raises an exception, the exception is its outcome, and the other turns go on."""
+    """Take turns together, step by step. Return the outcome of each turn and the number of bytes that it hashed. If a turn
+    raises an exception, the exception is its outcome, and the other turns go on."""
     outcomes: dict[int, T | Exception] = {}
     lengths = [0] * len(turns)
     try:
@@ -556,8 +547,7 @@ def take_together(turns: Sequence[Turn[T]]) -> list[tuple[T | Exception, int]]:
 
 
 def update_together(updates: Sequence[tuple[PrefixHashes, memoryview]]) -> None:
-    """Advance each prefix by its piece, in this thread. If there are lanes, one call advances the same hash of all
-    prefixes."""
+    """Advance each prefix by its piece, in this thread: the same hash of all of them at once, if there are lanes."""
     hashes = [each for prefix, _ in updates for each in (prefix._sha256, prefix._md5) if each is not None]
     if len(updates) < 2 or not all(isinstance(each, _OpenSslHash) for each in hashes):
         for prefix, piece in updates:

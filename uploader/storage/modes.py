@@ -26,8 +26,8 @@ _SHOWN = 3
 
 def close_to_others(paths: Iterable[Path]) -> bool:
     """Take all rights of other accounts to these files and directories away. Log one line about the closed paths, and
-    another line about paths that belong to others or can't be changed. Skip missing paths and symlinks. Return whether
-    any path was closed."""
+    another line about paths that belong to others or can't be changed. Skip missing paths and symlinks. Return whether any
+    path was closed."""
     closed: list[str] = []
     open_still: list[str] = []
     for path in paths:
@@ -84,8 +84,8 @@ class Tally:
 @dataclass(slots=True)
 class Access:
     """The paths whose modes let other accounts in: `open` paths can be reached, `closed_above` paths lie below a closed
-    directory. `foreign` paths belong to another account, `hidden` ones could not be looked at. `is_whole`: there was
-    time to look at all."""
+    directory. `foreign` paths have another owner. `hidden` paths could not be looked at. `is_whole`: there was time for
+    all."""
 
     seen: int = 0
     is_whole: bool = True
@@ -116,8 +116,7 @@ class _Look:
             access.foreign.add(path)
 
     def walk(self, path: str, parent: int | None, *, reachable: bool) -> None:
-        """Look at everything below a directory. `parent`: the open directory that contains it; None: open it by its
-        path."""
+        """Look at everything below a directory. `parent`: the open directory that contains it; None: open it by its path."""
         name = path if parent is None else path.rpartition("/")[2]
         try:
             descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=parent)
@@ -140,9 +139,8 @@ class _Look:
 
 
 def look_at_access(data: Path, ours: Iterable[Path], *, owns_all: bool, seconds: float) -> Access:
-    """Look at a data directory and at everything below `ours`, in this order, until the time is over. `ours`: the paths
-    of an installation, in the data directory or elsewhere. `owns_all`: the data directory holds nothing else, and its
-    mode counts, too."""
+    """Look at a data directory and at everything below `ours`, in this order, until the time is over. `ours`: the paths of
+    an installation, here or elsewhere. `owns_all`: the data directory holds nothing else, and its mode counts, too."""
     found = data.stat()
     looking = _Look(found.st_uid, time.monotonic() + seconds)
     try:
@@ -167,9 +165,8 @@ def _there(paths: Iterable[Path], access: Access) -> Iterator[tuple[Path, os.sta
 
 
 def is_readable_to_others(path: Path) -> bool:
-    """Return whether the mode of a file lets any account read, or accounts other than the owner write. A file that is a
-    mount by itself, or lies in memory, is not readable: containers get their secrets like this, and have no other
-    accounts."""
+    """Return whether the mode of a file lets any account read, or others than the owner write. A mount by itself and a file
+    in memory are how containers get secrets: no other account is there."""
     mode = path.stat().st_mode
     if not mode & (stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
         return False

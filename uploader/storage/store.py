@@ -1,5 +1,4 @@
-"""The base class of all stores, and their shared code: the mark of the installation, thread pools, signatures, the
-spool."""
+"""The base class of all stores, and their shared code: the mark of the installation, thread pools, signatures, the spool."""
 
 import hashlib
 import json
@@ -76,8 +75,8 @@ class _Reading:
 
 # The mark of a store: the id of the installation to which the store belongs.
 #
-# Several processes may start at once, and each may die at any line. So a first start proposes an id, the database
-# decides between the proposals, and the store then gets the winning id as its mark.
+# Several processes may start at once, and each may die at any line. So a first start proposes an id, the database decides
+# between the proposals, and the store then gets the winning id as its mark.
 
 
 T = TypeVar("T")
@@ -118,9 +117,8 @@ class MarkFiles(ABC):
 
     @abstractmethod
     def read(self, known: str | None = None) -> Marks:
-        """Read the proposals, then the mark. A proposal is removed after the mark is written, so this order always
-        finds one of the two. `known`: the database's installation, by which a damaged mark is recognised. Raises
-        ConfigurationError."""
+        """Read the proposals, then the mark: proposals are removed after the mark is written, so one of the two is always
+        found. `known`: the database's installation, to recognise a damaged mark. Raises ConfigurationError."""
 
     @abstractmethod
     def propose(self, installation: str, marks: Marks) -> None:
@@ -128,8 +126,7 @@ class MarkFiles(ABC):
 
     @abstractmethod
     def write(self, installation: str, *, replace: bool) -> None:
-        """Write the mark, durably. Without `replace`, a mark that exists stays, if the store can check that in the same
-        step."""
+        """Write the mark, durably. Without `replace`, an existing mark stays, if the store can check that."""
 
     @abstractmethod
     def forget_proposals(self, *, is_durable: bool = True) -> None:
@@ -138,8 +135,8 @@ class MarkFiles(ABC):
 
 @dataclass(frozen=True)
 class InstallationMark:
-    """The id of the installation, kept in a store. Works before the store is prepared. All methods raise
-    ConfigurationError if a newer version has written to the store, StorageFailed, StorageFull."""
+    """The id of the installation, kept in a store. Works before the store is prepared. All methods raise ConfigurationError
+    if a newer version has written to the store, StorageFailed, StorageFull."""
 
     _files: MarkFiles
     _pool: Pool
@@ -152,13 +149,11 @@ class InstallationMark:
         return await self._run(lambda: self._files.read(known))
 
     async def propose(self, installation: str) -> str:
-        """Propose an installation, durably, unless the store has a mark or a proposal. Return the id that the store
-        holds."""
+        """Propose an installation, durably, unless a mark or a proposal exists. Return the id in the store."""
         return await self._run(self._propose, installation)
 
     async def settle(self, installation: str) -> None:
-        """Write the mark, durably, if there is none; renew a mark that is outdated or damaged; remove all proposals.
-        Repeatable."""
+        """Write a missing mark, renew an outdated or damaged one, durably, and remove all proposals. Repeatable."""
         await self._run(self._settle, installation)
 
     async def replace(self, installation: str) -> None:
@@ -258,8 +253,8 @@ def _gather() -> None:
 
 
 class Threads:
-    """The thread pools of a store. Short work shares a core with the event loop (`uploader/runtime/cores.py`). Work on
-    many bytes or files is long and runs on any core."""
+    """The thread pools of a store. Short work shares a core with the event loop (`uploader/runtime/cores.py`). Work on many
+    bytes or files is long and runs on any core."""
 
     def __init__(self) -> None:
         cores = os.cpu_count() or 1
@@ -324,11 +319,11 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
             raise Stopping
 
     async def read_signature(self, sha256: str, size: int) -> bytes:
-        """Return the signature of a blob. If none is stored, compute it, which takes as long as reading the blob.
-        Raises Gone if the blob is missing or has other bytes; StorageFull, StorageFailed, Stopping.
+        """Return the signature of a blob. If none is stored, compute it, which takes as long as reading the blob. Raises
+        Gone if the blob is missing or has other bytes; StorageFull, StorageFailed, Stopping.
 
-        The signature is stored beside the blob, with a checksum. It is not synced: a lost signature is computed again.
-        A stored signature is used only if its checksum and its first line are right. A signature fits into memory.
+        The signature is stored beside the blob, with a checksum. It is not synced: a lost signature is computed again. A
+        stored signature is used only if its checksum and its first line are right. A signature fits into memory.
         """
         found = await self.find_blob(sha256)
         if found is None or found.size != size:
@@ -470,5 +465,4 @@ class Spool:
             return SpooledBytes(self._pool, directory.open_unnamed())
 
     def close(self) -> None:
-        """End the threads."""
         self._pool.shutdown()

@@ -1,13 +1,12 @@
-"""Reads an open blob, and compares its blocks with their checksums before anybody gets the bytes. The checksums lie
-beside the blob, in `<sha256>.checksums`.
+"""Reads an open blob, and compares its blocks with their checksums before anybody gets the bytes. The checksums lie beside
+the blob, in `<sha256>.checksums`.
 
-They were computed from the same bytes as the SHA-256, so every process computes the same list. A blob of one read needs
-no list: it is compared with its name. A list that is lost, torn or of another format is ignored. Then the bytes are
-returned as they are, until the scrub has read the whole blob and made the list anew. No data depends on a list, and it
-is never synced.
+They were computed from the same bytes as the SHA-256, so every process computes the same list. A blob of one read needs no
+list: it is compared with its name. A list that is lost, torn or of another format is ignored. Then the bytes are returned as
+they are, until the scrub has read the whole blob and made the list anew. No data depends on a list, and it is never synced.
 
-A block with another checksum raises BytesAltered. Only the whole blob tells whether the block or the checksum is wrong.
-Runs in threads.
+A block with another checksum raises BytesAltered. Only the whole blob tells whether the block or the checksum is wrong. Runs
+in threads.
 """
 
 import threading
@@ -103,8 +102,8 @@ class BlobFile:
         self.close = weakref.finalize(self, _close, descriptors)
 
     def view(self, offset: int, most_bytes: int) -> memoryview:
-        """Return up to `most_bytes` from `offset` on, in memory of this thread that its next `view` overwrites; none at
-        the end. Raises BytesAltered."""
+        """Return up to `most_bytes` from `offset` on, in memory of this thread that its next `view` overwrites; none at the
+        end. Raises BytesAltered."""
         end = min(offset + most_bytes, self.size)
         if offset >= end:
             return memoryview(b"")

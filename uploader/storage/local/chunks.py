@@ -1,7 +1,7 @@
 """The files of an open upload, `data` and `map`, and how a chunk gets into them, or the first bytes of a chunk: a tail.
 
-Owns the order in which the effects of a chunk reach the disk, and the lock of its record. Runs in threads and never
-waits for a lock: a writer without the lock returns, and its caller tries again.
+Owns the order in which the effects of a chunk reach the disk, and the lock of its record. Runs in threads and never waits
+for a lock: a writer without the lock returns, and its caller tries again.
 """
 
 import errno
@@ -31,17 +31,17 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
 
-# The formats of the two small files of an upload, `map` and `digest`. Nothing in this section touches a disk. Users of
-# the formats decide about locks on the gate, the records and the digest file, and about the trust in a digest record.
+# The formats of the two small files of an upload, `map` and `digest`. Nothing in this section touches a disk. Users of the
+# formats decide about locks on the gate, the records and the digest file, and about the trust in a digest record.
 #
-# The chunk map (`map`) says which chunks are on disk, with the checksum of each: `header | tail | gate and other lock
-# bytes, padded | one record a chunk`. A record is 8 bytes at a multiple of 8: it never straddles a sector, and is
-# written whole or not at all. All of the header but the boot id is known from the row of the upload. So a damaged
-# header shows, and can be written anew.
+# The chunk map (`map`) says which chunks are on disk, with the checksum of each: `header | tail | gate and other lock bytes,
+# padded | one record a chunk`. A record is 8 bytes at a multiple of 8: it never straddles a sector, and is written whole or
+# not at all. All of the header but the boot id is known from the row of the upload. So a damaged header shows, and can be
+# written anew.
 #
-# The tail describes the bytes that appends have brought of the first missing chunk: the number of the chunk, the length
-# and the checksum of these bytes, and a checksum of the tail record. The tail is in force only while its chunk is the
-# first missing chunk: the record of the chunk makes the tail void.
+# The tail describes the bytes that appends have brought of the first missing chunk: the number of the chunk, the length and
+# the checksum of these bytes, and a checksum of the tail record. The tail is in force only while its chunk is the first
+# missing chunk: the record of the chunk makes the tail void.
 
 MAP_MAGIC = b"UPMAP\x00\x00\x01"
 _MAP_HEADER = struct.Struct("<8s36s4xQQQ")
@@ -99,8 +99,7 @@ class ChunkMap(PresentChunks):
 
     # The tail in force.
     tail: TailRecord | None
-    # The boot of the machine in which chunks were stored without a sync; they may be lost after a later boot. Empty:
-    # all chunks were synced.
+    # The boot in which chunks were stored without a sync: a later boot may have lost them. Empty: all chunks were synced.
     boot_id: str
     records: bytes
 
@@ -145,8 +144,8 @@ def tail_record(tail: TailRecord) -> bytes:
 
 
 def tail_of(header: bytes, shape: MapShape) -> TailRecord | None:
-    """Return the tail in a header, if an upload of this shape can have this tail. Only the records tell whether the
-    tail is in force."""
+    """Return the tail in a header, if an upload of this shape can have this tail. Only the records tell whether the tail is
+    in force."""
     if header.startswith(NO_TAIL, TAIL_OFFSET):
         return None
     tail = _parse_tail(header)
@@ -163,8 +162,8 @@ def _parse_tail(header: bytes) -> TailRecord | None:
 
 
 def parse_map(content: bytes, shape: MapShape, data_bytes: int | None, written_at: float = 0.0) -> ChunkMap:
-    """Parse the map beside a data file of `data_bytes`; None: there is no data file. In a damaged map all records of
-    present chunks count, but the result has a defect."""
+    """Parse the map beside a data file of `data_bytes`; None: there is no data file. In a damaged map all records of present
+    chunks count, but the result has a defect."""
     header, length = content[:MAP_RECORDS_OFFSET], shape.map_length
     boot_id = boot_id_of(header, shape)
     before = boot_id_of(header, shape.unbounded) if boot_id is None else None
@@ -203,8 +202,8 @@ def is_last_chunk(tail: Tail, shape: MapShape) -> bool:
 
 
 def _defect_of_data(present: bytearray, tail: Tail | None, shape: MapShape, data_bytes: int | None) -> Defect | None:
-    """Return the defect of a data file; None if there is none. A power cut may leave the file short, but no shorter
-    than the synced bytes."""
+    """Return the defect of a data file; None if there is none. A power cut may leave the file short, but no shorter than the
+    synced bytes."""
     if data_bytes is None or data_bytes > shape.size:
         return Defect("data", shape.size, data_bytes)
     end_of_chunks = min((present.rfind(1) + 1) * shape.chunk_size, shape.size)
@@ -258,16 +257,16 @@ def leading_checksums(records: bytes) -> list[int]:
     return [checksum for _, checksum in present]
 
 
-# The digest file (`digest`) holds the position of the digests, and in the end the digests: one record of fixed length
-# with a checksum, overwritten each time. A partly written record is ignored.
+# The digest file (`digest`) holds the position of the digests, and in the end the digests: one record of fixed length with a
+# checksum, overwritten each time. A partly written record is ignored.
 
 # No longer than a sector: an overwritten record is seldom torn.
 DIGEST_RECORD_LENGTH = 512
 
 
 class SavedProgress(msgspec.Struct, frozen=True, tag="frontier"):
-    """The digests have come to `position`. The length of `state` tells the algorithms in it; nobody can go on from an
-    empty state."""
+    """The digests have come to `position`. The length of `state` tells the algorithms in it; nobody can go on from an empty
+    state."""
 
     generation: int
     boot_id: str
@@ -359,8 +358,8 @@ class ChunkFiles:
         return "" if self.durable else self.boot_id
 
     def create(self, upload: Upload, add: Callable[[disk.Directory], None] | None = None) -> float:
-        """Create the files of an upload without chunks, durably, and the files that `add` makes beside them. Return the
-        time at which the map was written."""
+        """Create the files of an upload without chunks, durably, and the files that `add` makes beside them. Return the time
+        at which the map was written."""
         with directories.new_upload_directory(self.root, upload) as directory:
             # The first synced chunk makes the size of `data` durable. Until then nothing depends on the size.
             directory.create_empty("data", upload.size)
@@ -374,9 +373,9 @@ class ChunkFiles:
             return directory.status("map").st_mtime
 
     def begin_anew(self, upload: Upload) -> None:
-        """Create the files of an upload again, durably, after its map or all files were lost. The complete map gets its
-        name last. If several processes do this at once, one of them succeeds, and chunks that came since stay. Old data
-        may lie beside the map: no record refers to it."""
+        """Create the files of an upload again, durably, after its map or all files were lost. The complete map gets its name
+        last. If several processes do this at once, one of them succeeds, and chunks that came since stay. Old data may lie
+        beside the map: no record refers to it."""
         with directories.made_upload_directory(self.root, upload) as directory:
             for name in directories.FILES:
                 with suppress(FileNotFoundError):
@@ -395,8 +394,8 @@ class ChunkFiles:
     def try_hold(
         self, upload: Upload, number: int, body: Body | None, files: OpenFiles | None = None, start: int = 0
     ) -> HeldRecord | None:
-        """Put a chunk on disk unless it is there, or the bytes of the chunk from `start` on, and keep the record
-        locked. Return None if somebody else has a lock that this takes.
+        """Put a chunk on disk unless it is there, or the bytes of the chunk from `start` on, and keep the record locked.
+        Return None if somebody else has a lock that this takes.
 
         `files`: open files, which belong to this call; it returns them or closes them. Raises Gone, Unverified,
         BytesConflict.
@@ -448,8 +447,8 @@ class ChunkFiles:
         return True
 
     def _head(self, files: OpenFiles, upload: Upload, number: int, body: Body, start: int, header: bytes) -> TailRecord:
-        """Return the stored beginning of the chunk, perhaps an empty one. Raises Gone if it does not end where the
-        writer starts, and BytesConflict if a whole chunk begins with other bytes."""
+        """Return the stored beginning of the chunk, perhaps an empty one. Raises Gone if it does not end where the writer
+        starts, and BytesConflict if a whole chunk begins with other bytes."""
         tail = tail_of(header, shape_of(upload))
         head = tail if tail is not None and tail.number == number else TailRecord(number, 0, 0)
         if head.length == start:
@@ -485,8 +484,8 @@ class ChunkFiles:
             self._sync_data(map_descriptor)
             crash_point("chunk.after_map_sync")
         except OSError:
-            # The page cache may still show the record that the disk refused. The next writer of the chunk must not
-            # believe it, and another process may already have saved digests of these bytes.
+            # The page cache may still show the record that the disk refused. The next writer of the chunk must not believe
+            # it, and another process may already have saved digests of these bytes.
             disk.write(map_descriptor, memoryview(TAINTED_RECORD), offset)
             raise
 
@@ -536,8 +535,8 @@ class ChunkFiles:
 
     def begin_append(self, upload: Upload, files: OpenFiles) -> ChunkMap | None:
         """Make the map durable, then read it as `read_settled` does: the appender before may have been killed between a
-        record and its sync. The bytes of the chunk are durable, because they are synced before the record. Return None
-        also for an unverified map. Raises Gone."""
+        record and its sync. The bytes of the chunk are durable, because they are synced before the record. Return None also
+        for an unverified map. Raises Gone."""
         self._sync_data(files.map)
         with suppress(Unverified):
             return self.read_settled(upload, files)
@@ -545,8 +544,8 @@ class ChunkFiles:
 
     def read_settled(self, upload: Upload, files: OpenFiles) -> ChunkMap | None:
         """Read the map. Return None while somebody writes a chunk before the first gap: the record of this chunk can be
-        read, but may not be durable yet. Look again at the records after the writers have released them, because the
-        disk may have refused one. Raises Gone, Unverified."""
+        read, but may not be durable yet. Look again at the records after the writers have released them, because the disk
+        may have refused one. Raises Gone, Unverified."""
         files.check()
         shape = shape_of(upload)
         content = disk.read(files.map, shape.map_length + 1, 0)
@@ -592,8 +591,8 @@ def shape_of(upload: Upload) -> MapShape:
 
 
 def _try_lock_record(map_descriptor: int, number: int) -> bool:
-    """Look at the gate without locking it, then try to lock the record. So a closer gets the gate at once, even among
-    many writers. A writer that looked just before the closer came may still lock its record, but only once."""
+    """Look at the gate without locking it, then try to lock the record. So a closer gets the gate at once, even among many
+    writers. A writer that looked just before the closer came may still lock its record, but only once."""
     if is_locked(map_descriptor, GATE_OFFSET, GATE_LENGTH):
         return False
     return try_lock(map_descriptor, map_record_offset(number), MAP_RECORD_LENGTH)

@@ -109,8 +109,7 @@ class LocalConcatenations(Store):
 
 
 def _read_part(directory: Directory, file: _PartFile, offset: int, piece: memoryview) -> None:
-    """Fill `piece` with the bytes of a part from `offset` on. Compare each chunk of the part that ends in the piece
-    with its checksum."""
+    """Fill `piece` with the bytes of a part from `offset` on, and compare each chunk of the part that ends in it."""
     with disk.opened(directory.open_to_read(file.name)) as descriptor:
         try:
             _fill(descriptor, piece, offset)

@@ -1,16 +1,15 @@
-"""The digests of open uploads on a disk: the `digest` file, and the followers that bring the digests up with the
-chunks.
+"""The digests of open uploads on a disk: the `digest` file, and the followers that bring the digests up with the chunks.
 
-In each process one task per upload, the follower, works while the map of the upload grows. It hashes large chunks that
-come in order from memory, while they are written. It reads all other chunks back, many small chunks at a time.
+In each process one task per upload, the follower, works while the map of the upload grows. It hashes large chunks that come
+in order from memory, while they are written. It reads all other chunks back, many small chunks at a time.
 
-Between processes the lock of the `digest` file decides, and no follower waits for it. The process with the lock hashes
-the recorded chunks of the other processes, too, but never a chunk that is not on the map. It goes on from a saved state
-only if this is certainly the state of the stored bytes. To start again at 0 is always right, and happens when an MD5 is
-told for an upload that came without one.
+Between processes the lock of the `digest` file decides, and no follower waits for it. The process with the lock hashes the
+recorded chunks of the other processes, too, but never a chunk that is not on the map. It goes on from a saved state only if
+this is certainly the state of the stored bytes. To start again at 0 is always right, and happens when an MD5 is told for an
+upload that came without one.
 
-The merge waits for the follower, and so does a sender that is faster than the follower: no upload should end with
-gigabytes left to hash.
+The merge waits for the follower, and so does a sender that is faster than the follower: no upload should end with gigabytes
+left to hash.
 """
 
 import asyncio
@@ -59,17 +58,16 @@ from uploader.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
-# Smaller chunks are gathered until there are this many bytes: to open and lock the digests costs more than to hash one
-# small chunk. Larger chunks are hashed from memory while they are written.
+# Smaller chunks are gathered until there are this many bytes: to open and lock the digests costs more than to hash one small
+# chunk. Larger chunks are hashed from memory while they are written.
 GATHERED_BYTES = 1 << 20
-# The sender of a chunk that begins further ahead of the digests has to wait. The wait ends when the digests are this
-# near, or NEARER_BYTES further than at its beginning. So little is left to hash when the last chunk comes.
+# The sender of a chunk that begins further ahead of the digests has to wait. The wait ends when the digests are this near,
+# or NEARER_BYTES further than at its beginning. So little is left to hash when the last chunk comes.
 NEAR_BYTES = 16 << 20
 NEARER_BYTES = 128 << 20
 # After this many looks without progress, the follower takes the digests of another process to stand still.
 LOOKS_IN_VAIN = 10
-# A thread hashes this much of one upload before another upload has its turn: nobody waits until a hundred gigabytes are
-# hashed.
+# Bytes of one upload that a thread hashes before another upload has a turn.
 _TURN_BYTES = 32 << 20
 # The longest turn on the core of the event loop.
 _SHORT_TURN_BYTES = 4 << 20
@@ -134,7 +132,7 @@ class Follower(Following):
         self.tell_senders()
 
     def look(self, position: int) -> bool:
-        """Note the position of another process. Return whether to try for the lock once more, because the digests still
+        """Note the position of another process. Return whether to try for the lock again, because the digests still
         advance."""
         self._looks_in_vain = self._looks_in_vain + 1 if position == self.position else 0
         self.move(position)
@@ -159,8 +157,7 @@ class LocalDigests(Store):
     # Chunks come
 
     def _offer(self, upload: Upload, number: int, body: Body) -> Offer:
-        """Offer the body of a chunk to the follower before the chunk is written. The caller has to settle the offer
-        afterwards, even after an error."""
+        """Offer a body to the follower before its chunk is written. Settle the offer afterwards, even after an error."""
         offer = Offer(upload)
         if upload.chunk_size >= GATHERED_BYTES:
             follower = self._follow(upload)
@@ -170,8 +167,7 @@ class LocalDigests(Store):
         return offer
 
     def _settle_offer(self, offer: Offer, *, written: bool) -> None:
-        """Say whether the chunk is on the map with these bytes. The follower reads chunks back if it did not keep their
-        bodies."""
+        """Say whether the chunk is on the map with these bytes. Chunks without a kept body are read back."""
         if not offer.written.done():
             offer.written.set_result(written)
             if offer.body is None:
@@ -181,8 +177,8 @@ class LocalDigests(Store):
         self._follow(upload)
 
     def _follow(self, upload: Upload) -> Follower | None:
-        """Start the follower of an upload, or note more work for it. The map has grown or is about to, or an MD5 was
-        told and the stored chunks have to be read again."""
+        """Start the follower of an upload, or note more work for it. The map has grown or is about to, or an MD5 was told
+        and the stored chunks have to be read again."""
         if not states_are_portable() or upload.extent <= min(upload.chunk_size, GATHERED_BYTES):
             return None  # the merge hashes it at one go; after one small chunk the merge comes next anyway
         follower = self._followers.get(upload.id)
@@ -200,8 +196,8 @@ class LocalDigests(Store):
             await follower.wait_while(lambda: follower.keeps_waiting(offset, begun, self._near_bytes(upload)))
 
     def _near_bytes(self, upload: Upload) -> int:
-        """Return how far ahead of the digests a chunk may begin. All uploads share the memory for bodies. The share of
-        an upload has to hold two chunks already: the chunk being hashed, and the next chunk, which comes meanwhile."""
+        """Return how far ahead of the digests a chunk may begin. All uploads share the memory for bodies. The share of an
+        upload has to hold two chunks already: the chunk being hashed, and the next chunk, which comes meanwhile."""
         if upload.chunk_size < GATHERED_BYTES:
             return NEAR_BYTES  # bodies of small chunks are not kept
         share = MAX_KEPT_BYTES // max(len(self._followers), 1) - 2 * upload.chunk_size
@@ -210,8 +206,8 @@ class LocalDigests(Store):
     # The follower
 
     async def _follow_chunks(self, follower: Follower) -> None:
-        """Gather, then hash, or watch another process that has the digests. Errors end the follower in silence: the
-        store has logged them where they happened, and the merge meets them again."""
+        """Gather, then hash, or watch another process that has the digests. Errors end the follower in silence: the store
+        has logged them where they happened, and the merge meets them again."""
         try:
             with suppress(Gone, Stopping, UploaderError):
                 is_growing = True
@@ -330,8 +326,8 @@ class LocalDigests(Store):
         return take(self._turn(upload, _TURN_BYTES, room()))
 
     def _turn(self, upload: Upload, turn_bytes: int, room: memoryview) -> Turn[tuple[bool, int] | None]:
-        """Lock, hash for one turn, unlock. Return whether there was more to hash, and the position at the end, in
-        bytes; None if another process has the lock. Raises Gone."""
+        """Lock, hash for one turn, unlock. Return whether there was more to hash, and the position at the end, in bytes;
+        None if another process has the lock. Raises Gone."""
         locked = self._digests.try_lock(upload)
         if locked is None:
             return None
@@ -339,8 +335,7 @@ class LocalDigests(Store):
             return (yield from locked.turn(room, turn_bytes)), locked.position
 
     def _finish_digests(self, upload: Upload) -> Digests:
-        """Lock, hash all that is left, unlock. Return the digests of the whole content. Raises Gone, Busy,
-        StorageFailed."""
+        """Lock, hash all that is left, unlock. Return the digests of the whole content. Raises Gone, Busy, StorageFailed."""
         locked = self._digests.try_lock(upload)
         if locked is None:
             raise Busy(upload.id)
@@ -355,14 +350,12 @@ class LocalDigests(Store):
 
 @dataclass(frozen=True)
 class DigestFiles:
-    """Opens `digest` files."""
-
     _root: disk.Directory
     _boot_id: str
 
     def try_lock(self, upload: Upload) -> "LockedDigests | None":
-        """Lock the digests of an upload and load the saved state. Return None if another process has the lock. Raises
-        Gone, and StorageFailed if the disk lost bytes."""
+        """Lock the digests of an upload and load the saved state. Return None if another process has the lock. Raises Gone,
+        and StorageFailed if the disk lost bytes."""
         with upload_directory(self._root, upload) as directory, ExitStack() as opened:
             digest = _open(directory)
             opened.callback(disk.close, digest)
@@ -391,8 +384,8 @@ class DigestFiles:
             return _open(directory)
 
     def forget(self, upload: Upload, *, checked: bool = False) -> None:
-        """Let the digests start again at 0. If the disk lost bytes, do this only if the stored bytes were `checked`
-        since. Raises Gone, Busy."""
+        """Let the digests start again at 0. If the disk lost bytes, do this only if the stored bytes were `checked` since.
+        Raises Gone, Busy."""
         with disk.opened(self.open(upload)) as descriptor:
             if not try_lock(descriptor, 0, 0):
                 raise Busy(upload.id)
@@ -402,8 +395,8 @@ class DigestFiles:
     def forget_locked(self, digest: int, generation: int) -> None:
         """Let the digests start again at 0, as digests of `generation`; the caller has the lock.
 
-        Needs no sync: a power cut may bring an older record back, but `load` does not use a record of another boot or
-        an older generation.
+        Needs no sync: a power cut may bring an older record back, but `load` does not use a record of another boot or an
+        older generation.
         """
         known = _read(digest)
         if isinstance(known, (chunks.SavedProgress, chunks.Finished)):
@@ -411,8 +404,8 @@ class DigestFiles:
         _write(digest, chunks.SavedProgress(generation, self._boot_id, 0, b""))
 
     def check(self, upload: Upload, sha256: str) -> None:
-        """Raises Busy if the saved digests are not finished with this SHA-256, because they were forgotten since; Gone.
-        A damaged file passes. The caller holds all locks of the map."""
+        """Raises Busy if the saved digests are not finished with this SHA-256, because they were forgotten since; Gone. A
+        damaged file passes. The caller holds all locks of the map."""
         saved = self._saved(upload)
         if saved is not None and not (isinstance(saved, chunks.Finished) and saved.sha256 == sha256):
             raise Busy(upload.id)
@@ -435,8 +428,7 @@ class DigestFiles:
 
 
 def _open(directory: disk.Directory) -> int:
-    """Return a descriptor of the digest file. Make a lost file again, unless the map is missing, too: an ending upload
-    loses the map first."""
+    """Return the digest file. Make a lost one again, unless the map is lost, too: an ending upload loses the map first."""
     with suppress(FileNotFoundError):
         return directory.open_to_write("digest")
     directory.status("map")
@@ -448,8 +440,7 @@ def _open(directory: disk.Directory) -> int:
 
 
 def _open_checksums(directory: disk.Directory) -> int | None:
-    """Return a descriptor of the list of block checksums. Make a missing list. None if this is not possible: the scrub
-    makes the list later."""
+    """Return the list of block checksums, made if it is missing; None if that fails: the scrub makes the list later."""
     try:
         with suppress(FileNotFoundError):
             return directory.open_to_write("checksums")
@@ -471,8 +462,8 @@ def _write(digest: int, record: chunks.DigestRecord) -> None:
 
 @dataclass(eq=False)
 class ListDraft:
-    """The list of block checksums of an open upload. It grows with the digests, and its pages get their checksums at
-    the end. The holder of the digests' lock writes here before it saves the digests."""
+    """The list of block checksums of an open upload. It grows with the digests, and its pages get their checksums at the
+    end. The holder of the digests' lock writes here before it saves the digests."""
 
     descriptor: int
 
@@ -517,8 +508,7 @@ class LockedDigests:
     def __init__(
         self, upload: Upload, digest: int, chunk_map: int, data: int, checksums: int | None, *, boot_id: str
     ) -> None:
-        """`checksums`: a descriptor of the list of block checksums; None if no list is wanted, or there is no place for
-        one."""
+        """`checksums`: the list of block checksums; None if nobody wants a list, or there is no place for one."""
         self._upload = upload
         self._digest, self._map, self._data = digest, chunk_map, data
         self._checksums = None if checksums is None else ListDraft(checksums)
@@ -529,8 +519,8 @@ class LockedDigests:
     def load(self) -> None:
         """Go on from the saved state, or start at 0. Raises StorageFailed if the disk lost bytes.
 
-        A later generation than the caller's was saved after a withdrawal that the caller has not heard of. That state
-        is used, and this process saves with the later generation, too.
+        A later generation than the caller's was saved after a withdrawal that the caller has not heard of. That state is
+        used, and this process saves with the later generation, too.
         """
         saved, needs_md5 = _read(self._digest), self._upload.needs_md5
         self._finished, self._hashes = None, PrefixHashes(with_md5=needs_md5, blocks=self._blocks_from(0, 0))
@@ -561,16 +551,16 @@ class LockedDigests:
         return chunks.are_present(records, count)
 
     def save(self) -> None:
-        """Save the state without a sync. After a power cut the digests start at 0 or at an earlier state, and the
-        chunks of that state are on the disk."""
+        """Save the state without a sync. After a power cut the digests start at 0 or at an earlier state, and the chunks of
+        that state are on the disk."""
         state, partial = self._hashes.state(), self._save_checksums()
         saved = chunks.SavedProgress(self._generation, self._boot_id, self._hashes.position, state, partial)
         _write(self._digest, saved)
         crash_point("frontier.after_save")
 
     def _save_checksums(self) -> int | None:
-        """Write the checksums of the whole blocks. Return the checksum of the incomplete block after them; None if the
-        list can't be written."""
+        """Write the checksums of whole blocks. Return the checksum of the block after them; None if the list can't be
+        written."""
         computing = self._hashes.blocks
         if self._checksums is None or computing is None or not self._checksums.write(*computing.take()):
             self._hashes.blocks = None
@@ -599,8 +589,8 @@ class LockedDigests:
     def turn(
         self, room: memoryview, turn_bytes: int, leave: Callable[[int], bool] = lambda _number: False
     ) -> Turn[bool]:
-        """Yield bytes of the next chunks on the map to be hashed, for one turn; then save. Return whether the turn
-        ended before the chunks did.
+        """Yield bytes of the next chunks on the map to be hashed, for one turn; then save. Return whether the turn ended
+        before the chunks did.
 
         Stop before a chunk for which `leave` is true, because the follower hashes this chunk from memory. Raises Gone.
         """
@@ -618,23 +608,22 @@ class LockedDigests:
         return left <= 0
 
     def _next_recorded(self, length: int, leave: Callable[[int], bool]) -> list[int]:
-        """Return the checksums of the chunks to hash at one go: as many chunks as fit into `length`, and at least
-        one."""
+        """Return the checksums of the chunks to hash at one go: as many chunks as fit into `length`, and at least one."""
         number = self.next_chunk
         if number is None:
             return []
         chunk_size = self._upload.chunk_size
         at_once = min(max(min(length, READ_BYTES) // chunk_size, 1), self._count - number)
-        # Read the map before asking `leave`: a writer offers its chunk before the chunk gets on the map, so `leave`
-        # knows the offers of all chunks found here.
+        # Read the map before asking `leave`: a writer offers its chunk before the chunk gets on the map, so `leave` knows
+        # the offers of all chunks found here.
         records = disk.read(self._map, chunks.MAP_RECORD_LENGTH * at_once, chunks.map_record_offset(number))
         checksums = chunks.leading_checksums(records)
         ours = next((n for n in range(len(checksums)) if leave(number + n)), len(checksums))
         return checksums[:ours]
 
     def _read_chunks(self, checksums: list[int], room: memoryview) -> Iterator[tuple[PrefixHashes, memoryview]]:
-        """Yield the bytes of the next chunks, which were stored with these checksums. Raises OSError if the disk gives
-        other bytes."""
+        """Yield the bytes of the next chunks. Raises OSError if the disk does not give back the bytes with these
+        checksums."""
         chunk_size = self._upload.chunk_size
         expected = dict(enumerate(checksums, self._hashes.position // chunk_size))
         end = min((max(expected) + 1) * chunk_size, self._upload.extent)
@@ -660,8 +649,7 @@ class LockedDigests:
             yield self._hashes, piece[:count]
 
     def finish(self) -> Digests:
-        """Return the digests of the whole content, after saving them. Raises Busy if a withdrawal took a chunk
-        meanwhile."""
+        """Return the digests of the whole content, after saving them. Raises Busy if a withdrawal took a chunk meanwhile."""
         if self._finished is None and self._hashes.position == self._upload.extent:
             digests = self._hashes.digests()
             if self._checksums is not None and self._hashes.blocks is not None:
@@ -677,11 +665,10 @@ class LockedDigests:
         return self._finished
 
     def _sync_data(self) -> None:
-        """Make the data durable before anybody uses its digests. If the writers synced each chunk, nothing is left to
-        do.
+        """Make the data durable before anybody uses its digests. If the writers synced each chunk, nothing is left to do.
 
-        If the sync fails, the digest file says so until the next boot: a second sync would succeed, although the bytes
-        are neither in memory nor on the disk (https://wiki.postgresql.org/wiki/Fsync_Errors).
+        If the sync fails, the digest file says so until the next boot: a second sync would succeed, although the bytes are
+        neither in memory nor on the disk (https://wiki.postgresql.org/wiki/Fsync_Errors).
         """
         if not chunks.parse_boot_id(disk.read(self._map, chunks.BOOT_ID_LENGTH, chunks.BOOT_ID_OFFSET)):
             return

@@ -2,12 +2,12 @@
 chunks that went bad on the disk, and settling a length that was told late.
 
 No thread waits for a lock, and a crash releases all locks. One request appends at a time, in whichever process, and the
-newest request wins: the holder has one byte of the map locked, and the next request locks another byte and waits. The
-holder sees this lock, ends the work, and releases the byte; no message is sent.
+newest request wins: the holder has one byte of the map locked, and the next request locks another byte and waits. The holder
+sees this lock, ends the work, and releases the byte; no message is sent.
 
-Until the length is settled, the map has records for one chunk more than the largest upload, and its header says this.
-If the last bytes that came are a tail, settling makes them a chunk. A crash at any step leaves the old header, and the
-next process begins again.
+Until the length is settled, the map has records for one chunk more than the largest upload, and its header says this. If the
+last bytes that came are a tail, settling makes them a chunk. A crash at any step leaves the old header, and the next process
+begins again.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 LOCK_TIMEOUT_SECONDS = 30.0
 # Whoever has a lock for longer may be waiting for a silent store.
 LONG_SECONDS = 1.0
-# The wait for all locks together, less the time for which the request has waited before: a request that gives up is
-# answered within 10 s. A holder looks for claims several times meanwhile, and has little left to do then.
+# The wait for all locks together, less the time for which the request has waited before: a request that gives up is answered
+# within 10 s. A holder looks for claims several times meanwhile, and has little left to do then.
 PATIENCE_SECONDS = 8.0
 # The least time to wait for the map, even after that.
 _LEAST_SECONDS = 1.0
@@ -113,8 +113,7 @@ class LocalAppender:
         return disk.is_locked(self._files.map, formats.CLAIM_OFFSET, 1)
 
     async def read_map(self) -> formats.ChunkMap:
-        """Read the map. Raises UploadBusy if a chunk stays locked for too long: a closer may hold all records, perhaps
-        to read all bytes."""
+        """Read the map. Raises UploadBusy if a chunk stays locked for too long: a closer may be reading all bytes."""
         chunk_map, self._first = self._first, None
         deadline = max(self._deadline, time.monotonic() + _LEAST_SECONDS)
         while chunk_map is None:
@@ -169,8 +168,8 @@ def _mend_data(directory: disk.Directory, size_bytes: int | None) -> None:
 
 
 def _take_back(root: disk.Directory, upload: Upload, numbers: list[int], *, verified: bool) -> None:
-    """Take chunks off the map, durably, and the tail with them. `verified`: all other chunks are whole, so map and data
-    get the form that they should have. Raises Gone."""
+    """Take chunks off the map, durably, and the tail with them. `verified`: all other chunks are whole, so map and data get
+    the form that they should have. Raises Gone."""
     shape = shape_of(upload)
     with upload_directory(root, upload) as directory, disk.opened(directory.open_to_write("map")) as descriptor:
         tail = _take_back_tail(descriptor, numbers, shape)
@@ -188,9 +187,9 @@ def _take_back(root: disk.Directory, upload: Upload, numbers: list[int], *, veri
 
 
 def _take_back_tail(map_descriptor: int, numbers: list[int], shape: formats.MapShape) -> bytes:
-    """Return the tail that the map keeps: none if a withdrawn chunk is its chunk or an earlier one, because the tail
-    would count again after the earlier chunk is filled. A tail that goes is cleared first: once the record of its chunk
-    is gone, an old tail would be in force again."""
+    """Return the tail that the map keeps: none if a withdrawn chunk is its chunk or an earlier one, because the tail would
+    count again after the earlier chunk is filled. A tail that goes is cleared first: once the record of its chunk is gone,
+    an old tail would be in force again."""
     header = disk.read(map_descriptor, formats.MAP_RECORDS_OFFSET, 0)
     tail = formats.tail_of(header, shape)
     if tail is None:
@@ -236,8 +235,7 @@ class LockedUploads(Store):
 
     @asynccontextmanager
     async def _digests_locked(self, upload: Upload) -> AsyncIterator[int]:
-        """Lock the digests. Otherwise a worker that is hashing now would save digests of the old state: of whole
-        chunks, although the last chunk is shorter now."""
+        """Lock the digests: a worker that is hashing now would save digests of the chunks as they were."""
         with disk.opened(await self.threads.disk.run(self._digests.open, upload)) as descriptor:
             await wait_for_lock(descriptor, 0, 0, LOCK_TIMEOUT_SECONDS)
             yield descriptor
@@ -270,8 +268,7 @@ class LockedUploads(Store):
             await self.threads.disk.run(take_back, digest)
 
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
-        """Find the bad chunks in portions. A thread reads each portion at one go, and other uploads get the thread in
-        between."""
+        """Find bad chunks in portions, each in one hop to a thread: other uploads get the thread in between."""
         bad: list[int] = []
         at_once = max(_TURN_BYTES // upload.chunk_size, 1)
         count = chunk_count(upload.extent, upload.chunk_size)
@@ -301,8 +298,8 @@ class LockedUploads(Store):
         return [number for number in stored if found[number] != checksums[number]]
 
     def _checksum(self, data: int, upload: Upload, number: int, length: int | None) -> int | None:
-        """Return the checksum of a chunk, or of its first `length` bytes; None if the disk does not give them back.
-        Raises errors that say nothing about these bytes."""
+        """Return the checksum of a chunk, or of its first `length` bytes; None if the disk does not give them back. Raises
+        errors that say nothing about these bytes."""
         self.check_stopping()
         start = number * upload.chunk_size
         end = start + (length or chunk_length(number, upload.extent, upload.chunk_size))

@@ -34,12 +34,12 @@ from uploader.storage.local.directories import KeptFiles, OpenFiles, close_files
 from uploader.storage.local.locks import LOCK_TIMEOUT_SECONDS, LONG_SECONDS, LockedUploads
 from uploader.storage.local.turns import Company
 
-# The mark of a data directory: the file `installation`, and `installation.new` while a first start makes the mark. The
-# file also has the version of everything on the disk: of maps, of digests, and of the layout. In threads.
+# The mark of a data directory: the file `installation`, and `installation.new` while a first start makes the mark. The file
+# also has the version of everything on the disk: of maps, of digests, and of the layout. In threads.
 #
-# Several processes may start at once, and each may die at any line. So each file is written whole under a name of its
-# own and then linked. The first link succeeds, and later processes find the file. Only `replace` renames a file over an
-# existing one.
+# Several processes may start at once, and each may die at any line. So each file is written whole under a name of its own
+# and then linked. The first link succeeds, and later processes find the file. Only `replace` renames a file over an existing
+# one.
 
 
 # The version of everything on the disk.
@@ -75,8 +75,7 @@ class LocalMarks(stores.MarkFiles):
         crash_point("installation.after_proposal")
 
     def write(self, installation: str, *, replace: bool) -> None:
-        """Write the mark with the present version. An older version in the mark would let an older program in, which
-        takes tails for damage."""
+        """Write the mark with the present version: an older program must not start, because it takes tails for damage."""
         if replace:
             self.read(installation)
             self._root.rename(self._write_draft(installation), MARK)
@@ -86,8 +85,7 @@ class LocalMarks(stores.MarkFiles):
             crash_point("installation.after_mark")
 
     def forget_proposals(self, *, is_durable: bool = True) -> None:
-        """Remove the proposal, and the drafts of processes that died. A power cut may bring them back, but nobody reads
-        them."""
+        """Remove the proposal, and the drafts of processes that died. If a power cut brings them back, nobody reads them."""
         if not is_durable:
             self._root.sync()
         for name in self._root.files():
@@ -96,8 +94,7 @@ class LocalMarks(stores.MarkFiles):
 
     def _write(self, name: str, installation: str) -> None:
         draft = self._write_draft(installation)
-        # A missing draft means the same as an existing file: another process ended the first start, and removed all
-        # drafts.
+        # A missing draft means the same as an existing file: another process ended the first start, and removed all drafts.
         with suppress(FileExistsError, FileNotFoundError):
             self._root.link(draft, self._root, name)
         self._root.unlink(draft)
@@ -128,8 +125,8 @@ class LocalMarks(stores.MarkFiles):
         return found
 
 
-# The size of the trash is trusted for at least this long, and for this many times the duration of the walk that found
-# it. When free space is short, the trash is walked anyway.
+# The size of the trash is trusted for at least this long, and for this many times the duration of the walk that found it.
+# When free space is short, the trash is walked anyway.
 _FRESH_SECONDS = 60.0
 _FRESH_WALKS = 50
 # Writing chunks of no more bytes to memory takes less time than a change of threads.
@@ -252,8 +249,8 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
         return held
 
     async def _offer_and_hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldRecord | None:
-        """Offer the body to the follower, which hashes it during the write if this chunk is next. The follower waits
-        for the write, but must not wait for a busy chunk. So the offer is settled after the first attempt."""
+        """Offer the body to the follower, which hashes it during the write if this chunk is next. The follower waits for the
+        write, but must not wait for a busy chunk. So the offer is settled after the first attempt."""
         length = chunk_length(number, upload.extent, upload.chunk_size)
         is_whole, end = body is not None and body.length == length, start + (body.length if body else 0)
         offer = self._offer(upload, number, body) if body is not None and is_whole else None
@@ -268,8 +265,8 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
         return held
 
     async def _try_hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldRecord | None:
-        """Try once to hold a chunk. A write that may wait for the disk has a thread of its own; a write to memory
-        shares its hop with others."""
+        """Try once to hold a chunk. A write that may wait for the disk has a thread of its own; a write to memory shares its
+        hop with others."""
         pool = self._disk_for(body.length if body else 0)
         files = self._kept.take(upload.id)
         if files is not None:

@@ -1,5 +1,5 @@
-"""Takes the turns of hashing of many uploads together, in one thread, step by step, so that the same hash of many
-contents is computed at once (docs/decisions/0041)."""
+"""Takes the turns of hashing of many uploads together, in one thread, step by step, so that the same hash of many contents
+is computed at once (docs/decisions/0041)."""
 
 import asyncio
 import time
@@ -25,8 +25,7 @@ _COMPANY_SECONDS = 0.1
 @dataclass(eq=False)
 class _Waiting:
     begin: Callable[[memoryview], Turn[Any]]
-    # The context of the request: the request pays for its share of the time, and a disk error is logged with the
-    # request's id.
+    # The context of the request, which pays for its share; disk errors are logged in this context.
     context: Context = field(default_factory=copy_context)
     outcome: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -48,8 +47,7 @@ class Company:
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, begin: Callable[[memoryview], Turn[T]], most: int) -> "asyncio.Future[T]":
-        """Add a turn to the waiting turns. Run all of them at once if `most` are waiting, or enough of them; otherwise
-        after a short time."""
+        """Add a turn. Run all waiting turns if `most` wait, or enough of them; otherwise after a short time."""
         waiting = _Waiting(begin)
         self._waiting.append(waiting)
         if len(self._waiting) >= min(most, _ENOUGH):

@@ -1,8 +1,8 @@
 """Blobs on S3: each lies at the key in its row and is read by ranges, also in the trash.
 
 No key is used twice, so bytes that were read earlier and later belong together. When a blob gets other bytes, its key
-changes, and the old object goes to the trash. A reader that finds no object asks for the key once more. A whole file is
-an object under a key of its own before it has a row.
+changes, and the old object goes to the trash. A reader that finds no object asks for the key once more. A whole file is an
+object under a key of its own before it has a row.
 """
 
 import asyncio
@@ -27,8 +27,7 @@ from uploader.storage.store import Store
 
 T = TypeVar("T")
 _READ_BYTES = 1 << 20
-# Ranges that are no farther apart are read by one request, of at most this many bytes: a request costs more than a few
-# extra bytes.
+# Ranges no farther apart are read by one request, of at most this many bytes: a request costs more than a few bytes.
 _GAP_BYTES, _SPAN_BYTES = 256 << 10, 8 << 20
 # The ETag of a part, unless a customer's key encrypts it.
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -140,8 +139,7 @@ class S3Blobs(Store):
         arrival.place = key
 
     def place_arrivals(self, arrivals: Sequence[Arrival]) -> Mapping[str, str]:
-        """Return the keys at which the arrivals lie already; the caller's transaction records them. Equal contents have
-        one object."""
+        """Return where the arrivals lie already; the caller's transaction records that. Equal contents have one object."""
         return {arrival.sha256_of_bytes: str(arrival.place) for arrival in arrivals}
 
     # Reading
@@ -150,8 +148,7 @@ class S3Blobs(Store):
         return (await self._ledger.locations([sha256])).get(sha256)
 
     async def open_found(self, found: Found) -> S3Blob:
-        """Open a blob or a copy in the trash. If the object of a blob was moved meanwhile, its key is looked up
-        again."""
+        """Open a blob or a copy in the trash. If the object of a blob was moved meanwhile, its key is looked up again."""
 
         async def locate() -> str | None:
             return None if found.in_trash else await self._locate(found.name)
@@ -206,8 +203,7 @@ class S3Blobs(Store):
             after = max(put.key for put in batch)
 
     async def restore_blob(self, found: Found) -> str | None:
-        """Return the key of the bytes, which stay where they are; the caller's transaction records it. Raises Gone if
-        an interrupted purge has left the row alone."""
+        """Return the key of the object, which stays there. Raises Gone if an interrupted purge has left only the row."""
         if await self._requests.run(self._bucket.head, found.place) is None:
             raise Gone(found.name)
         return found.place

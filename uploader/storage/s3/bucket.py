@@ -1,12 +1,12 @@
 """A bucket of an S3-compatible server: one method for each call of the store, for use in threads.
 
-The SDK is boto3: a part costs less CPU time than with aiobotocore. The SDK is loaded with the first call: a server
-without S3 neither needs nor loads it.
+The SDK is boto3: a part costs less CPU time than with aiobotocore. The SDK is loaded with the first call: a server without
+S3 neither needs nor loads it.
 
-A request waits for S3 at most 15 s. After such a silence, this request does not ask again, and others do not ask for a
-while (`breaker.py`). Reading, writing and removing have a breaker each, because a full store may answer one of them and
-not another. Joining parts may take longer, because only workers wait for it. The SDK has time-outs for each client, so
-there are several clients.
+A request waits for S3 at most 15 s. After such a silence, this request does not ask again, and others do not ask for a while
+(`breaker.py`). Reading, writing and removing have a breaker each, because a full store may answer one of them and not
+another. Joining parts may take longer, because only workers wait for it. The SDK has time-outs for each client, so there are
+several clients.
 """
 
 import base64
@@ -50,9 +50,9 @@ _ATTEMPTS, _AGAIN_WITHIN_SECONDS = 2, 1.0
 # This many threads can call at once without a new connection for each call.
 MAX_CONNECTIONS = 64
 
-# Translates the errors between here and an S3-compatible server, in one place for all calls. A server that does not
-# answer, or can't answer now, says nothing about its bytes: that is StorageAway. The SDK is not imported here: its
-# errors come only after its import.
+# Translates the errors between here and an S3-compatible server, in one place for all calls. A server that does not answer,
+# or can't answer now, says nothing about its bytes: that is StorageAway. The SDK is not imported here: its errors come only
+# after its import.
 
 _FULL_CODES = frozenset({"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"})
 _FULL_STATUS = 507
@@ -149,8 +149,8 @@ def _silence(error: BaseException | None) -> str | None:
 
 
 def _told_by_the_sdk(error: BaseException) -> str:
-    """Return the name of the error, and the last message of the operating system. Messages in between contain addresses
-    in memory."""
+    """Return the name of the error, and the last message of the operating system. Messages in between contain addresses in
+    memory."""
     last: BaseException | None = error
     while last is not None:
         if isinstance(last, OSError) and last.strerror:
@@ -234,8 +234,8 @@ class ObjectReader:
     _left: int
 
     def read(self, size: int) -> bytes:
-        """Read the next bytes: `size` of them, fewer at the end, and none after it. Raises StorageAway, also if the
-        server ends too early."""
+        """Read the next bytes: `size` of them, fewer at the end, and none after it. Raises StorageAway, also if the server
+        ends too early."""
         wanted = min(size, self._left)
         if self._body is None or not wanted:
             return b""
@@ -393,8 +393,7 @@ class Bucket:
         }
 
     def complete(self, key: str, multipart_id: str, etags: Sequence[str]) -> None:
-        """Make the object from its parts, from part 0 on. The parts must have these ETags. Raises PartsChanged,
-        NoSuchMultipart."""
+        """Make the object from its parts, from part 0 on, with these ETags. Raises PartsChanged, NoSuchMultipart."""
         parts: Any = [{"PartNumber": number, "ETag": f'"{etag}"'} for number, etag in enumerate(etags, start=1)]
         try:
             # The SDK also raises an error that stands in the body of a response with status 200.
@@ -424,8 +423,8 @@ class Bucket:
         raise failed(self.place, f"AbortMultipartUpload: parts are left after {_ABORT_ATTEMPTS} of them")
 
     def list_multiparts(self, prefix: str = "") -> Iterator[list[tuple[str, str, datetime]]]:
-        """Yield the key, the id and the beginning of all multipart uploads under `prefix` that were neither completed
-        nor aborted, in batches."""
+        """Yield the key, the id and the beginning of all multipart uploads under `prefix` that were neither completed nor
+        aborted, in batches."""
         for page in self._pages("list_multipart_uploads", Prefix=self._prefix + prefix):
             yield [
                 (self._relative(found["Key"]), found["UploadId"], found["Initiated"].astimezone(UTC))
@@ -483,8 +482,8 @@ class Bucket:
     # A server that does not answer
 
     def is_to_be_tried(self) -> bool:
-        """Return whether the caller should call `try_writing`. Does not block. Raises StorageAway if the server is
-        known not to answer writes."""
+        """Return whether the caller should call `try_writing`. Does not block. Raises StorageAway if the server is known not
+        to answer writes."""
         with self._silence_told():
             self._breakers[Kind.WRITE].check()
         return self._breakers[Kind.WRITE].is_open
@@ -502,8 +501,8 @@ class Bucket:
 
     @contextmanager
     def _calling(self, operation: str) -> "Iterator[S3Client]":
-        """Make one call with the yielded client. Raises as `translated`; StorageAway at once if the server is known not
-        to answer."""
+        """Make one call with the yielded client. Raises as `translated`; StorageAway at once if the server is known not to
+        answer."""
         kind = _KINDS.get(operation, Kind.READ)
         breaker, own = self._breakers[kind], wait_budget()
         if not own.left(kind, TIMEOUT_SECONDS):
@@ -553,8 +552,7 @@ class Bucket:
                     raise self._breakers[kind].silent() from error
 
     def _client(self, timeout_seconds: float | None = None) -> "S3Client":
-        """Return the client for a time-out. Each is made when it is first used: the first client of a process takes a
-        third of a second."""
+        """Return the client for a time-out, made when first used: the first one of a process takes a third of a second."""
         seconds = timeout_seconds or TIMEOUT_SECONDS
         with self._lock:
             if seconds not in self._made:
@@ -563,7 +561,6 @@ class Bucket:
             return self._made[seconds]
 
     def _pages(self, operation: Any, **arguments: Any) -> Iterator[Any]:
-        """Yield the pages of a call that lists."""
         pages = (
             self._client()
             .get_paginator(operation)
@@ -606,8 +603,8 @@ def _file_of(body: Body) -> Any:
 
 
 def make_client(address: BucketAddress, *, timeout_seconds: float = TIMEOUT_SECONDS, signs: bool = True) -> "S3Client":
-    """Make a client that many threads may use. `timeout_seconds`: how long the server may be silent. `signs`: with the
-    key, or as anybody. Raises errors of the SDK."""
+    """Make a client that many threads may use. `timeout_seconds`: how long the server may be silent. `signs`: with the key,
+    or as anybody. Raises errors of the SDK."""
     import boto3
     import botocore.session
     from botocore import UNSIGNED
@@ -615,8 +612,8 @@ def make_client(address: BucketAddress, *, timeout_seconds: float = TIMEOUT_SECO
 
     options: Any = {
         "addressing_style": "path" if address.path_style else "auto",
-        # The server compares the received bytes with the signed SHA-256. With TLS the SDK would leave this out; an MD5
-        # in its place costs more if the processor knows SHA-256.
+        # The server compares the received bytes with the signed SHA-256. With TLS the SDK would leave this out; an MD5 in
+        # its place costs more if the processor knows SHA-256.
         "payload_signing_enabled": True,
     }
     config = Config(
@@ -679,7 +676,6 @@ def _end_in_time(
 
 
 def _count(event_name: str, **_: Any) -> None:
-    """Count a request, and each repetition of it by the SDK."""
     S3_REQUESTS.labels(event_name.rpartition(".")[2]).inc()
 
 
@@ -723,8 +719,8 @@ def upload_of_key(key: str) -> str:
 def found_at_key(
     key: str, *, name: str | None, changed_at: float, size: int, is_draft: bool = False, in_trash: bool = False
 ) -> Found:
-    """Return an object as an entry of a list. Without a known content, its name is the SHA-256 of the key, which no
-    content has."""
+    """Return an object as an entry of a list. Without a known content, its name is the SHA-256 of the key, which no content
+    has."""
     hashed = hashlib.sha256(key.encode()).hexdigest()
     # No key is used twice: the key tells these bytes from all others.
     return Found(name or hashed, key, int(hashed[:15], 16), changed_at, size, is_draft, in_trash, size)

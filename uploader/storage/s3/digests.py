@@ -1,14 +1,14 @@
 """The digests of open uploads on S3, from memory, because chunks can't be read before their upload is completed.
 
-Before a chunk is stored, its body is offered. The next chunk in order is hashed at once, while S3 takes it, and counts
-when its row is committed. The same row saves the position of the digests, so that another node can go on. A body that
-comes a little too early is kept, within a limit, until the chunks before it are hashed here, or until another node has
-saved a later position. Chunks that were missed are read after the upload is completed. All hashes of an upload belong
-to one fence: withdrawn chunks leave nothing behind.
+Before a chunk is stored, its body is offered. The next chunk in order is hashed at once, while S3 takes it, and counts when
+its row is committed. The same row saves the position of the digests, so that another node can go on. A body that comes a
+little too early is kept, within a limit, until the chunks before it are hashed here, or until another node has saved a later
+position. Chunks that were missed are read after the upload is completed. All hashes of an upload belong to one fence:
+withdrawn chunks leave nothing behind.
 
-A state is saved with a checksum, because a row may be damaged, and with the fence of its chunks. If two processes
-complete an upload, the fence tells whether the digests are of the chunks as they came, or of bytes that were read
-since. The seal has the byte order of the machine, like the state itself.
+A state is saved with a checksum, because a row may be damaged, and with the fence of its chunks. If two processes complete
+an upload, the fence tells whether the digests are of the chunks as they came, or of bytes that were read since. The seal has
+the byte order of the machine, like the state itself.
 """
 
 import asyncio
@@ -49,8 +49,7 @@ _LAST_SECONDS = 5.0
 _STALLED_SECONDS = 5.0
 # A sender waits while this many bytes of its upload wait to be hashed.
 _FAR_BYTES = 64 << 20
-# Bodies further ahead are not kept: too many bytes would have to come before them, and they would take the memory of
-# the next chunks.
+# Bodies further ahead are not kept: they would take the memory of the chunks that have to come before them.
 _NEAR_BYTES = 128 << 20
 # If another node has advanced the digests within this time, it is expected to go on.
 _SHARED_SECONDS = 2.0
@@ -134,8 +133,7 @@ class Prefix(Following):
         return max([self.saved_bytes, *(offer.saved_bytes for offer in self.offers.values())])
 
     def advance(self, hashes: PrefixHashes) -> list[OfferedPart]:
-        """Take these hashes, which are further on. Return the offers before their position, which are not needed any
-        more."""
+        """Take these hashes, which are further on. Return the passed offers, which are not needed any more."""
         self.hashes, self.ahead = hashes, None
         passed = [offer for number, offer in self.offers.items() if number * self.upload.chunk_size < hashes.position]
         for offer in passed:
@@ -176,15 +174,14 @@ def fence_of(saved: SavedDigest, upload_id: str) -> int | None:
 
 
 def restored(saved: SavedDigest | None, upload: Upload, fence: int) -> PrefixHashes | None:
-    """Return the hashes to go on from, if they were saved under this fence and have the MD5 if the upload needs it."""
+    """Return the hashes to go on from, if they were saved under this fence and suffice for the upload."""
     if saved is None or fence_of(saved, upload.id) != fence:
         return None
     return PrefixHashes.restore(saved.position, saved.state[_SEAL.size :], needs_md5=upload.needs_md5)
 
 
 def finished(saved: SavedDigest | None, upload: Upload, fence: int) -> Digests | None:
-    """Return the digests of the whole content, if they were saved under this fence and have the MD5 if the upload needs
-    it."""
+    """Return the digests of the whole content, if they were saved under this fence and suffice for the upload."""
     if saved is None or saved.digests is None or fence_of(saved, upload.id) != fence:
         return None
     md5, sha256 = saved.digests
@@ -210,8 +207,7 @@ class S3Digests(Store):
     # Chunks come
 
     def _offer(self, upload: Upload, entry: Entry, number: int, body: Body) -> OfferedPart:
-        """Offer the body of a chunk before it is stored. The caller has to settle the offer afterwards, even after an
-        error."""
+        """Offer the body of a chunk before it is stored. Settle the offer afterwards, even after an error."""
         offer = OfferedPart(number, body)
         prefix = self._prefix(upload, entry)
         if prefix is not None and prefix.takes(number):
@@ -252,8 +248,7 @@ class S3Digests(Store):
         return True
 
     def _state_with(self, offer: OfferedPart) -> SavedDigest | None:
-        """Return the digests to save with the row of an offered chunk; None if they are no further than the saved
-        ones."""
+        """Return the digests to save with the row of an offered chunk; None if they are no further than the saved ones."""
         prefix = offer.prefix
         if prefix is None:
             return None
@@ -365,8 +360,7 @@ class S3Digests(Store):
     # Saving
 
     def _save_if_quiet(self, prefix: Prefix) -> None:
-        """Save the digests, unless the rows of chunks on their way will save them soon. If another node waits, save
-        them at once."""
+        """Save the digests, unless rows of chunks will save them soon and no other node waits for them."""
         prefix.timer = None
         if prefix.is_forgotten or prefix.is_saving or not prefix.lacks_saving:
             return
@@ -438,8 +432,8 @@ class S3Digests(Store):
         return 0 if prefix is None else prefix.told_bytes
 
     async def _take_hashes(self, upload: Upload, entry: Entry) -> PrefixHashes | None:
-        """Take the hashes of the chunks that came in order before the upload was frozen, here or on another node. From
-        now on they belong to the caller."""
+        """Take the hashes of the chunks that came in order before the upload was frozen, here or on another node. From now
+        on they belong to the caller."""
         fence = entry.fence - 1  # the fence of the chunks, before the freeze
         prefix = self._prefixes.get(upload.id)
         if prefix is None or prefix.fence != fence or (upload.needs_md5 and not prefix.hashes.has_md5):

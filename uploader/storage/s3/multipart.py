@@ -1,13 +1,13 @@
-"""Ends open uploads on S3: completes them, also as parts of a whole, computes the rest of their digests, finds parts
-that differ from the acknowledged ones, and removes the objects of closed uploads.
+"""Ends open uploads on S3: completes them, also as parts of a whole, computes the rest of their digests, finds parts that
+differ from the acknowledged ones, and removes the objects of closed uploads.
 
-An upload is frozen first: no more rows of chunks are accepted. From then on each step may be repeated by any process,
-at any time.
+An upload is frozen first: no more rows of chunks are accepted. From then on each step may be repeated by any process, at any
+time.
 
-One exception: two Completes at the same time are not harmless on every server. JuiceFS lets them write into one
-another, and reports success to one of them. So the process that froze an upload completes the upload, and others wait
-for the result. If this takes long, another process completes the upload as well, and notes this in a row. Then the
-object is compared with the ETags of the parts before anybody uses it.
+One exception: two Completes at the same time are not harmless on every server. JuiceFS lets them write into one another, and
+reports success to one of them. So the process that froze an upload completes the upload, and others wait for the result. If
+this takes long, another process completes the upload as well, and notes this in a row. Then the object is compared with the
+ETags of the parts before anybody uses it.
 """
 
 import asyncio
@@ -64,9 +64,9 @@ class S3Endings(S3Parts):
         return await self._digest(upload, entry, key, PrefixHashes(with_md5=upload.needs_md5))
 
     async def _known(self, upload: Upload, entry: Entry, *, is_ours: bool) -> PrefixHashes:
-        """Return the hashes that are known without reading. Hashes of chunks as they came have the fence before the
-        freeze, and are of the bytes of the rows. If a slow process has completed the upload (not `is_ours`), the object
-        may have older bytes. Then only saved hashes of bytes that were read from the object count."""
+        """Return the hashes that are known without reading. Hashes of chunks as they came have the fence before the freeze,
+        and are of the bytes of the rows. If a slow process has completed the upload (not `is_ours`), the object may have
+        older bytes. Then only saved hashes of bytes that were read from the object count."""
         came = await self._take_hashes(upload, entry)
         read = restored(entry.digest, upload, entry.fence)
         return (came if is_ours else None) or read or PrefixHashes(with_md5=upload.needs_md5)
@@ -82,8 +82,7 @@ class S3Endings(S3Parts):
         return entry
 
     async def _complete(self, upload: Upload, entry: Entry) -> tuple[str, bool]:
-        """Complete the upload. Return the key of the object, and whether the rows certainly describe its bytes. Raises
-        StorageFailed."""
+        """Complete the upload. Return the key, and whether the rows certainly describe the object. Raises StorageFailed."""
         if entry.multipart_id is None:
             return await self._single(upload, entry), True
         multipart = multipart_of(entry.multipart_id)
@@ -123,9 +122,9 @@ class S3Endings(S3Parts):
         return await self.threads.long_hashing.run(consists_of, self._bucket, key, etags, self.check_stopping)
 
     async def _complete_multipart(self, upload: Upload, multipart: Multipart, etags: Sequence[str]) -> bool:
-        """Complete a multipart upload. Return True if this call did it, False if another call did. An error of the
-        server does not decide: no other object ever has this key, so an object of the right size is the result. If two
-        calls complete it at once, some servers refuse one of them before the object exists."""
+        """Complete a multipart upload. Return True if this call did it, False if another call did. An error of the server
+        does not decide: no other object ever has this key, so an object of the right size is the result. If two calls
+        complete it at once, some servers refuse one of them before the object exists."""
         for pause_seconds in (*_PAUSES_SECONDS, None):
             try:
                 await self._requests.run(self._bucket.complete, multipart.key, multipart.id, etags)
@@ -157,8 +156,7 @@ class S3Endings(S3Parts):
         return None if stat is None else stat.size
 
     async def _digest(self, upload: Upload, entry: Entry, key: str, hashes: PrefixHashes) -> Digests:
-        """Hash the rest of the object after `hashes`, and save the digests. The position is saved on the way, so the
-        next process need not read these bytes again."""
+        """Hash the rest of the object and save the digests, now and then their position, too, for the next process."""
         while hashes.position < upload.size:
             if hashes.position:
                 await self._ledger.save_digest(upload.id, entry.fence, sealed(upload.id, entry.fence, hashes))
@@ -215,8 +213,7 @@ class S3Endings(S3Parts):
             await self._requests.run(self._bucket.abort, multipart.key, multipart.id)
 
     async def find_lost(self, upload: Upload) -> Lost | None:
-        """Return the loss if the multipart upload of an upload is gone, unless a process completes or has completed
-        it."""
+        """Return the loss if the multipart upload of an upload is gone, unless a process completes or has completed it."""
         entry = await self._ledger.entry(upload.id)
         if entry is None or entry.frozen or entry.multipart_id is None or await self._is_open(entry.multipart_id):
             return None
@@ -254,8 +251,8 @@ class S3Endings(S3Parts):
         return await self._remove_upload(upload.id, placed_at=placed_at)
 
     async def _remove_upload(self, upload_id: str, *, placed_at: str | None = None) -> bool:
-        """Remove the objects and the record of an upload, except an object at which a blob lies. Most uploads have no
-        other object (`placed_at`), and then S3 is not asked. Return whether there was a record."""
+        """Remove the objects and the record of an upload, except an object at which a blob lies. Most uploads have no other
+        object (`placed_at`), and then S3 is not asked. Return whether there was a record."""
         self._forget_prefix(upload_id)
         if placed_at is not None and await self._ledger.forget_placed(upload_id, placed_at):
             return True
@@ -284,9 +281,9 @@ class S3Endings(S3Parts):
         return await self._ledger.forget(upload_id)
 
     async def place_blob(self, upload: Upload, sha256: str) -> str:
-        """Return the key of the blob. The bytes stay at their key, and the caller's transaction records it. This
-        transaction has the row of the upload locked: a withdrawal of chunks came before, or finds the upload closed.
-        Raises Gone, also if chunks were withdrawn since. The answer is durable once the caller's transaction is."""
+        """Return the key of the blob. The bytes stay at their key, and the caller's transaction records it. This transaction
+        has the row of the upload locked: a withdrawal of chunks came before, or finds the upload closed. Raises Gone, also
+        if chunks were withdrawn since. The answer is durable once the caller's transaction is."""
         entry = await self._ledger.glance(upload.id, 0)
         digests = entry.digest.digests if entry is not None and entry.digest is not None else None
         if entry is None or not entry.frozen or digests is None or digests[1] != sha256:
@@ -297,8 +294,8 @@ class S3Endings(S3Parts):
         return only or bucket.key_of_empty(upload.id)
 
     # Concatenations. Each part is completed to an object, and rows of the whole name these objects. So parts can end as
-    # every upload does, and the whole does not depend on them: a part does not delete an object that a whole names.
-    # Each chunk of the whole is read from these objects by ranges.
+    # every upload does, and the whole does not depend on them: a part does not delete an object that a whole names. Each
+    # chunk of the whole is read from these objects by ranges.
 
     async def create(self, upload: Upload, parts: Sequence[Upload] | None = None) -> float:
         """Create an upload. Repeatable: the parts of an attempt that did not commit are the same objects."""
@@ -316,8 +313,8 @@ class S3Endings(S3Parts):
 
     @asynccontextmanager
     async def filling(self, whole: Upload) -> AsyncIterator[ReadPart]:
-        """Hold the right to fill. The latest call has it, as with appending, and an earlier one ends with Busy. If two
-        calls fill at once, rows decide which chunks count."""
+        """Hold the right to fill. The latest call has it, as with appending, and an earlier one ends with Busy. If two calls
+        fill at once, rows decide which chunks count."""
         token = secrets.token_hex(16)
         pieces = await self._ledger.pieces(whole.id)
         if (not pieces and whole.size) or not await self._ledger.claim(whole.id, token):

@@ -1,11 +1,11 @@
-"""The chunks of open uploads on S3: a chunk is a part of a multipart upload, or the only object of its upload. A tail
-is an object of its own.
+"""The chunks of open uploads on S3: a chunk is a part of a multipart upload, or the only object of its upload. A tail is an
+object of its own.
 
-A chunk goes to S3 first, and then gets its row. Only the row acknowledges the chunk. If a slow process uploads other
-bytes later, the part has another ETag than the row, and the upload is never completed with these bytes.
+A chunk goes to S3 first, and then gets its row. Only the row acknowledges the chunk. If a slow process uploads other bytes
+later, the part has another ETag than the row, and the upload is never completed with these bytes.
 
-The right to append is a row, too, with the latest request. The bytes of an earlier request are accepted or refused by
-the rows of the chunks and of the tail. An appender looks now and then at the row, and ends when it has lost the right.
+The right to append is a row, too, with the latest request. The bytes of an earlier request are accepted or refused by the
+rows of the chunks and of the tail. An appender looks now and then at the row, and ends when it has lost the right.
 """
 
 import asyncio
@@ -161,8 +161,7 @@ class S3Parts(S3Digests):
         try:
             etag = await self._requests.run(self._bucket.upload_part, multipart.key, multipart.id, number, body)
         except NoSuchMultipart:
-            # The multipart upload was removed, or a slow process has completed it. Then this chunk may be in the
-            # object.
+            # The multipart upload was removed, or a slow process has completed it. Then this chunk may be in the object.
             if not await self._requests.run(self._is_in, multipart.key, number * upload.chunk_size, body):
                 raise Gone(upload.id) from None
             etag = _COMPLETED
@@ -177,8 +176,7 @@ class S3Parts(S3Digests):
     async def _note_part(
         self, upload: Upload, entry: Entry, part: StoredPart, digest: SavedDigest | None = None
     ) -> bool:
-        """Commit the row of a chunk that S3 has, with the position of the digests. Return whether the chunk counts.
-        Raises Gone."""
+        """Commit the row of a chunk, with the position of the digests. Return whether the chunk counts. Raises Gone."""
         noted = await self._ledger.add_part(upload.id, entry.fence, part, self._clock.now(), digest)
         crash_point("object.after_row")
         if noted is PartNoted.ADDED:
@@ -233,8 +231,7 @@ class S3Parts(S3Digests):
 
     @asynccontextmanager
     async def locked(self, upload: Upload) -> AsyncIterator[None]:
-        """Lock nothing: a chunk that is written down meanwhile is in the map of the next reader, or its row is
-        refused."""
+        """Lock nothing: a chunk that is written down meanwhile is in the map of the next reader, or its row is refused."""
         if await self._ledger.glance(upload.id, 0) is None:
             raise Gone(upload.id)
         yield

@@ -1,8 +1,4 @@
-"""Tests a server at the start for everything that the store needs: S3-compatible servers differ, and a server that lies
-loses data later.
-
-Errors name the setting to look at.
-"""
+"""Tests the server at the start: a server that lies loses data later. Errors name the setting to look at."""
 
 import logging
 import secrets
@@ -82,8 +78,8 @@ class _Changing:
 
 def probe(bucket: Bucket) -> int | None:
     """Return the least size of a part other than the last one, in bytes. None if the server is full: then no test is
-    possible, but blobs can be read and deleted. Blocks for a dozen calls. Raises ConfigurationError if the server can't
-    be trusted with bytes, and StorageFailed, which names the setting to look at."""
+    possible, but blobs can be read and deleted. Blocks for a dozen calls. Raises ConfigurationError if the server can't be
+    trusted with bytes, and StorageFailed, which names the setting to look at."""
     try:
         return _Probing(bucket).min_part_bytes()
     except StorageFull as error:
@@ -187,8 +183,8 @@ _SECONDS_A_DAY = 86400
 
 
 def diagnoses_of(bucket: Bucket, upload_expiry_seconds: float) -> list[Diagnosis]:
-    """Ask for the lifecycle rules, and whether the bucket is public. Servers other than AWS may not know these
-    questions, and a key may not be allowed to ask them."""
+    """Ask for the lifecycle rules and for public access. Not every server knows these questions, or answers them to this
+    key."""
     found = list(diagnoses_of_rules(bucket.rules(), bucket.prefix, upload_expiry_seconds))
     if bucket.is_public():
         what = f"anybody may list {bucket.place}, and perhaps read it"
@@ -224,7 +220,6 @@ _UNREADABLE = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 
 
 def _prefix_of(rule: Mapping[str, Any]) -> str:
-    """Return the prefix of the keys of a rule. A rule that also chooses by tags or sizes counts for all keys with its
-    prefix."""
+    """Return the prefix of a rule's keys. A rule that also chooses by tags or sizes counts for all keys with its prefix."""
     chosen = rule.get("Filter", {})
     return str(chosen.get("Prefix") or chosen.get("And", {}).get("Prefix") or rule.get("Prefix") or "")

@@ -30,9 +30,8 @@ _DATE_SECONDS = 1.0
 
 # The mark of a bucket: the object `marks/installation`, and `marks/proposed/<id>` during a first start.
 #
-# On S3 no writer can be the first: of two at the same time, the later one wins. So each first start proposes under a
-# key of its own, and the database decides between them. The winner is found among the proposals, whatever was written
-# afterwards.
+# On S3 no writer can be the first: of two at the same time, the later one wins. So each first start proposes under a key of
+# its own, and the database decides between them. The winner is found among the proposals, whatever was written afterwards.
 
 
 # The version of everything in the bucket.
@@ -141,8 +140,8 @@ class S3Store(S3Endings, S3Blobs):
         self._requests.shutdown()
         self._bucket.close()
 
-    # Housekeeping lists and removes objects, whatever the rows say. An object without a row may get one soon, so its
-    # age counts. Ages are computed with the clock of the store, because the store dates the objects.
+    # Housekeeping lists and removes objects, whatever the rows say. A new object gets its row later, so objects have to be
+    # of some age. Ages are computed with the clock of the store, because the store dates the objects.
 
     async def list_uploads(self, opened_before: datetime) -> AsyncIterator[list[Found]]:
         """List the uploads in the ledger, then the multipart uploads that the ledger does not know."""
