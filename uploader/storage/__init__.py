@@ -1,1 +1,1 @@
-"""Bytes: the chunks of open uploads under `temp`, finished ones under `blobs`. The disk is the truth of what arrived."""
+"""The stores of open uploads and blobs: a local directory, or a bucket of an S3-compatible server."""

@@ -1,11 +1,11 @@
-"""The directory of backups: dumps of the database by their time, beside one tree of the blobs that they name.
+"""The directory of backups: a dump of the database for each backup, and one tree with the blobs of all dumps.
 
-    DIR/installation                             whose they are; locked while one is made or removed
+    DIR/installation                             the id of the installation; locked while a backup is made or removed
     DIR/blobs/ab/cd/<sha256>
-    DIR/20261122T210500Z/{manifest.json, …}      a backup that is whole
-    DIR/20261122T210500Z.new                     one that was interrupted
+    DIR/20261122T210500Z/{manifest.json, …}      a complete backup
+    DIR/20261122T210500Z.new                     an interrupted backup
 
-Refuses to know what a dump holds. Runs in threads.
+Never reads a dump's content. Runs in threads.
 """
 
 import errno
@@ -27,33 +27,33 @@ from uploader.storage.local import directories
 from uploader.storage.local.blobs import fan_out, keep_list
 from uploader.storage.store import mark_of, parse_mark
 
-# The version of all that lies here.
+# The format version of everything in the directory.
 _FORMAT = 1
 _OWNER, _MANIFEST = "installation", "manifest.json"
 _STAMP, _NEW = re.compile(r"[0-9]{8}T[0-9]{6}Z"), ".new"
 _READ_BYTES = 1 << 20
-# No link leads there: it is another filesystem, or one without links, or the file has too many of them or no name any more.
+# Errors after which the bytes are copied: no link leads to this filesystem, or the file has too many links or no name.
 _UNLINKABLE = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 class BackupRefused(Exception):
-    """A backup can't be made or restored; why, in one line."""
+    """A backup can't be made or restored. The message is the reason, in one line."""
 
 
 class BlobDamaged(Exception):
-    """The bytes of a blob are not what its SHA-256 says, or can't be read."""
+    """The bytes of a blob do not have its SHA-256, or can't be read."""
 
 
 class BlobTree:
-    """`blobs/ab/cd/<sha256>` below a directory: that of backups, or one that is to be a data directory."""
+    """The blobs `blobs/ab/cd/<sha256>` below a directory of backups, or below a directory that will be a data directory."""
 
     def __init__(self, root: Root, *, is_store: bool = False) -> None:
-        """`is_store`: downloads will read it."""
+        """`is_store`: downloads will read the tree, so large blobs get the checksums of their blocks."""
         self._root = root
         self._is_store = is_store
 
     def has(self, sha256: str, size: int, *, rereads: bool) -> bool:
-        """Return whether a blob is there: by its size, or, if it `rereads`, by its bytes."""
+        """Return whether a blob exists with this size. `rereads`: compare its bytes with the SHA-256, too."""
         try:
             with self._root.enter(f"blobs/{fan_out(sha256)}") as directory:
                 if directory.size(sha256) != size:
@@ -66,13 +66,13 @@ class BlobTree:
         return True
 
     def open(self, sha256: str) -> int:
-        """Raises FileNotFoundError."""
+        """Return a descriptor to read a blob. Raises FileNotFoundError."""
         with self._root.enter(f"blobs/{fan_out(sha256)}") as directory:
             return directory.open_to_read(sha256)
 
     def place(self, sha256: str, source: int) -> bool:
-        """Make the bytes of an open file the blob, by a link where that can be (True), once they were compared with its
-        SHA-256. A copy is durable; names are with the next `sync`. Raises BlobDamaged."""
+        """Make the bytes of an open file the blob, after comparing them with its SHA-256. Return True after a link, False
+        after a copy. The bytes of a copy are durable; names become durable with the next `sync`. Raises BlobDamaged."""
         draft = f"{sha256}.{secrets.token_hex(16)}"
         size = disk.status(source).st_size
         computing = BlockChecksums() if self._is_store and are_blocks_listed(size) else None
@@ -90,11 +90,11 @@ class BlobTree:
                 if computing is not None:
                     keep_list(directory, sha256, size, computing.end())
             finally:
-                directory.unlink(draft)  # also of a rename between two names of one file, which does nothing
+                directory.unlink(draft)  # a rename between two names of one file leaves both
         return linked
 
     def keep_only(self, needed: Iterable[str]) -> int:
-        """Remove all others; `needed` comes in order."""
+        """Remove all blobs except `needed`, which must be sorted. Return how many were removed."""
         names, removed = iter(needed), 0
         name = next(names, None)
         for found in directories.blob_files(self._root):
@@ -109,7 +109,7 @@ class BlobTree:
 
 
 class BackupDirectory:
-    """One directory of backups. Close it."""
+    """One directory of backups. Close it after use."""
 
     def __init__(self, path: Path) -> None:
         """Raises FileNotFoundError."""
@@ -122,12 +122,12 @@ class BackupDirectory:
         self.blobs = BlobTree(self._root)
 
     def __str__(self) -> str:
-        """A path may have bytes that no text has."""
+        """Return the path as text, although it may have bytes that are no text."""
         return os.fsencode(self.path).decode(errors="replace")
 
     @classmethod
     def claim(cls, path: Path, installation: str) -> Self:
-        """Open it to write, or make it, closed to other accounts. Raises BackupRefused."""
+        """Open and lock the directory to write, or make it, closed to other accounts. Raises BackupRefused."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         opened = cls(path)
         root = opened._root
@@ -152,7 +152,7 @@ class BackupDirectory:
             self._lock = None
 
     def installation(self, known: str | None = None) -> str:
-        """Return whose backups these are. `known`: of whom a damaged file may be. Raises BackupRefused."""
+        """Return the installation of the backups. `known`: the id to recognise a damaged file by. Raises BackupRefused."""
         try:
             mark = parse_mark((self.path / _OWNER).read_bytes(), _FORMAT, known)
         except FileNotFoundError as error:
@@ -166,11 +166,11 @@ class BackupDirectory:
     # Dumps
 
     def stamps(self) -> list[str]:
-        """Return the backups that are whole, the oldest first."""
+        """Return the stamps of the complete backups, the oldest first."""
         return sorted(filter(_STAMP.fullmatch, self._root.directories()))
 
     def begin(self, now: datetime) -> tuple[str, Path]:
-        """Return a stamp and an empty directory. What was interrupted goes."""
+        """Remove interrupted backups. Return a new stamp and an empty directory."""
         for name in self._root.directories():
             if name.endswith(_NEW) and _STAMP.fullmatch(name.removesuffix(_NEW)):
                 shutil.rmtree(self.path / name)
@@ -181,7 +181,7 @@ class BackupDirectory:
         return stamp, begun
 
     def complete(self, stamp: str, facts: dict[str, Any]) -> None:
-        """Make a backup whole, durably."""
+        """Write the manifest and give the backup its final name, durably."""
         begun = self.path / f"{stamp}{_NEW}"
         facts = facts | {"format": _FORMAT, "files": {file.name: _sha256_of(file) for file in sorted(begun.iterdir())}}
         (begun / _MANIFEST).write_text(json.dumps(facts | {"sha256": _digest_of(facts)}, indent=2) + "\n")
@@ -190,7 +190,7 @@ class BackupDirectory:
         self._root.sync()
 
     def manifest(self, stamp: str, *, only: str | None = None) -> dict[str, Any]:
-        """Compare the files of a backup, or `only` one of them, with their checksums. Raises BackupRefused."""
+        """Return the manifest, after comparing all files, or `only` one, with their checksums. Raises BackupRefused."""
         path = self.path / stamp
         facts = self._facts(path)
         files = facts["files"] if only is None else {only: facts["files"].get(only)}
@@ -219,7 +219,7 @@ class BackupDirectory:
 
     def remove(self, stamp: str) -> None:
         """Remove a dump; its blobs stay."""
-        gone = f"{stamp}{_NEW}"  # whatever is left of it from here on is none
+        gone = f"{stamp}{_NEW}"  # from here on, a rest of it counts as interrupted
         self._root.rename(stamp, gone)
         shutil.rmtree(self.path / gone)
 
@@ -235,9 +235,9 @@ def _is_linked(directory: Directory, source: int, name: str) -> bool:
 
 
 def _check(sha256: str, source: int, target: int | None = None, *, computing: BlockChecksums | None = None) -> None:
-    """Read an open file to its end, and copy it if there is a target. Raises BlobDamaged."""
+    """Compare an open file with `sha256`, and copy it to `target`, if given. Raises BlobDamaged."""
     digest, buffer, done = hashlib.sha256(), disk.room_for(_READ_BYTES), 0
-    disk.drop_cache(source)  # what counts is what the disk has
+    disk.drop_cache(source)  # read from the disk, not from memory
     while True:
         try:
             count = disk.read_into(source, buffer, done)
@@ -251,7 +251,7 @@ def _check(sha256: str, source: int, target: int | None = None, *, computing: Bl
         if target is not None:
             disk.write(target, buffer[:count], done)
         done += count
-    disk.drop_cache(source)  # and it does not push out what is being served
+    disk.drop_cache(source)  # leave the page cache to downloads
     if digest.hexdigest() != sha256:
         raise BlobDamaged(sha256)
 

@@ -1,10 +1,10 @@
-"""The ballast: a file that takes room on the disk, and gives it up once the database, Redis or the trash find none.
+"""The ballast: a file that reserves disk space and is truncated when the database, Redis or the trash find no space.
 
-So a full disk can be emptied by those who fill it: a cancel or a delete has to be committed before its bytes can go. Bytes
-of users never get that room: as long as the ballast is used, the store takes none (`disk.check_room`). Many processes share
-one file. It is given up by truncating it, however often and by however many, and who has it open sees that by its size.
-A directory of empty files beside the ballast does the same for inodes: a filesystem may run out of inodes while bytes are
-free, and no server starts without a few new files. Blocks.
+With it, users can free space on a full disk: a cancel or a delete has to be committed before its bytes can go. Uploads never
+get the reserved space: while the ballast is used, the store takes no bytes (`disk.check_room`). Many processes share one
+file. Any of them may truncate it, any number of times; the others see that by its size. A directory of empty files beside
+the ballast reserves inodes in the same way: a filesystem may run out of inodes while bytes are free, and no server starts
+without a few new files. All methods block.
 """
 
 import logging
@@ -18,13 +18,13 @@ from uploader.storage.disk import Reserve, Root
 
 logger = logging.getLogger(__name__)
 
-# Or what it ends in.
+# The name of the file, or the end of it beside a SQLite.
 NAME = "ballast"
 # The end of the name of the directory with the reserved inodes.
 INODES_SUFFIX = ".inodes"
-# SQLite's log takes 4 MiB until it begins anew; the rest is for Redis, and for who comes first.
+# SQLite's log takes 4 MiB before it begins anew; the rest is for Redis and for other writers.
 BALLAST_BYTES = 16 << 20
-# A disk that has less is full: so much a commit may take.
+# A disk with less free space is full: a commit may take this much.
 _LEAST_BYTES = 1 << 20
 _PIECE_BYTES = 128 << 10
 # A start makes about 30 files: SQLite's log, Valkey's files and socket, locks, metrics. The trash makes a directory for each
@@ -37,7 +37,8 @@ _LEAST_INODES = 32
 class Ballast:
     @classmethod
     def beside(cls, data: Path, sqlite: Path | None) -> Self:
-        """Return that of an installation: in its data directory, or beside a SQLite elsewhere, which needs it most."""
+        """Return the ballast of an installation: in its data directory, or beside a SQLite elsewhere, which needs it
+        most."""
         return cls(
             data / NAME if sqlite is None or sqlite.parent == data else sqlite.with_name(f"{sqlite.name}.{NAME}")
         )
@@ -46,19 +47,18 @@ class Ballast:
         self.path = path
         self._size_bytes = size_bytes
         self._root = Root(path.parent)
-        # None: there is none yet. Another thread may be looking at it while it is found anew.
+        # None while there is no file. Another thread may use the old reserve while `look` replaces it.
         self.reserve: Reserve | None = None
         self.has_inodes = False
 
     @property
     def is_used(self) -> bool:
-        """Return whether it was given up, and is not there again."""
+        """Return whether the ballast was given up and not filled again."""
         reserve = self.reserve
         return reserve is not None and reserve.is_used
 
     def look(self) -> bool:
-        """Find the file, which another process may have made, or somebody removed; return whether there is one. Raises
-        OSError."""
+        """Look for the file, which other processes may have made or removed. Return whether it exists. Raises OSError."""
         reserve = self.reserve
         if reserve is None or disk.is_unlinked(reserve.descriptor):
             self._root.open()
@@ -70,8 +70,8 @@ class Ballast:
         return reserve is not None
 
     def free(self) -> bool:
-        """Give it up; return whether a write that found no room is worth to be repeated, because this or another process
-        did."""
+        """Give the ballast up. Return whether this or another process gave the ballast up; the caller then repeats the write
+        that found no space."""
         with suppress(OSError):
             if not self.look():
                 return False
@@ -79,7 +79,7 @@ class Ballast:
             assert reserve is not None
             if disk.status(reserve.descriptor).st_size:
                 disk.resize(reserve.descriptor, 0)
-                disk.sync_data(reserve.descriptor)  # some filesystems count blocks as free only then
+                disk.sync_data(reserve.descriptor)  # some filesystems free the blocks only now
                 logger.error(
                     "the disk is full: the ballast is given up, and no bytes are taken until it is there again"
                 )
@@ -88,13 +88,13 @@ class Ballast:
         return False
 
     def make_room(self, is_full: bool = False) -> bool:
-        """As `free`, unless there is room after all. `is_full`: who asks knows that there is none."""
+        """Give the ballast up, as `free` does, if the disk is full. `is_full`: the caller knows that."""
         with suppress(OSError):
             return self.look() and (is_full or self.is_full()) and self.free()
         return False
 
     def is_full(self) -> bool:
-        """Return whether the disk has no room for as much as a commit may take, or too few inodes for a start."""
+        """Return whether the disk lacks the space for a commit, or the inodes for a start."""
         with suppress(OSError):
             self._root.open()
             if self._lacks_inodes(_LEAST_INODES):
@@ -109,7 +109,7 @@ class Ballast:
     # Making it
 
     def lacking_bytes(self) -> int:
-        """Return how much more has to be free before it is made: as much as it takes is to be left. Raises OSError."""
+        """Return how many more bytes must be free to make it: twice its size, to leave as much to others. Raises OSError."""
         self._root.open()
         figures = self._root.figures()
         return max(0, 2 * self._size_bytes - figures.f_bavail * figures.f_frsize)
@@ -119,12 +119,12 @@ class Ballast:
         return figures.f_files > 0 and figures.f_favail < least  # some filesystems count no inodes
 
     def fill(self) -> bool:
-        """Make it, or make it again, if there is room; return whether it is there. Of several processes one does. Raises
-        OSError."""
+        """Make the ballast, or fill it again, if there is space. Return whether it is there. Only one of several processes
+        does it. Raises OSError."""
         is_there = self.look() and not self.is_used
         if is_there and self.has_inodes:
             return True
-        # As many inodes as bytes have to stay free.
+        # As with bytes, as many inodes have to stay free.
         if self._lacks_inodes(2 * _INODES) or (not is_there and self.lacking_bytes()):
             return False
         self._reserve_inodes()
@@ -151,7 +151,7 @@ class Ballast:
         return f"{self.path.name}{INODES_SUFFIX}"
 
     def _reserve_inodes(self) -> None:
-        """Make the empty files. A crash may leave a part of them, which is enough until the ballast is used."""
+        """Make the empty files. After a crash some may be missing; the rest is enough until the ballast is used."""
         with self._root.make(self._inodes) as directory:
             for number in range(_INODES):
                 with suppress(FileExistsError):  # another process was faster
@@ -167,13 +167,13 @@ class Ballast:
             self._root.remove_directory(self._inodes)
 
     def _fill(self, descriptor: int) -> bool:
-        """Write nothing that compresses, and no hole: it has to take what it gives."""
+        """Write bytes that do not compress, and no holes, because the file has to occupy its size on the disk."""
         whole = False
         try:
             for offset in range(0, self._size_bytes, _PIECE_BYTES):
                 disk.write(descriptor, memoryview(os.urandom(_PIECE_BYTES)), offset)
             disk.sync_data(descriptor)
-            # Where it was given up meanwhile, zeros are read, or nothing.
+            # If another process truncated the file meanwhile, this reads zeros or nothing.
             whole = all(any(disk.read(descriptor, 16, at)) for at in range(0, self._size_bytes, _PIECE_BYTES))
         finally:
             if not whole:

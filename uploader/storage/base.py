@@ -1,7 +1,7 @@
-"""The seam between the use cases and where bytes are kept, in capabilities: each service takes those that it needs.
+"""The interface between the services and the stores, split into capabilities: each service takes what it needs.
 
-A store keeps the bytes of open uploads, and blobs; it is looked after; and it lives as long as its process. What lies where
-is the store's own business: a *place* is its word for where it keeps an upload, and nobody else reads it.
+A store keeps the bytes of open uploads, and blobs, and does housekeeping. It lives as long as its process. The layout is the
+store's own business. A *place* is the store's word for the location of an upload, and nobody else reads it.
 """
 
 from abc import ABC, abstractmethod
@@ -27,32 +27,32 @@ class Busy(Exception):
 
 
 class Stopping(Exception):
-    """The process is about to end; the work goes on elsewhere or after the next start."""
+    """The process is about to end. The work goes on elsewhere, or after the next start."""
 
 
 class PartDamaged(Exception):
-    """The bytes of a part are not those that it was sent."""
+    """The stored bytes of a part are damaged."""
 
 
 class BytesAltered(Gone):
-    """Other bytes are there, in the place of those of a blob."""
+    """Other bytes lie in the place of a blob."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The room of a store that has a bound, in bytes."""
+    """The space of a store with a limit, in bytes."""
 
     total: int
-    # With what the trash holds: it is emptied where room is short.
+    # With the bytes in the trash, which is emptied when space is short.
     free: int
     trash: int
 
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """A defect of the bytes of an open upload, as far as it shows without reading them."""
+    """A defect of an open upload's files, as far as it shows without reading all bytes."""
 
-    # Its `map`, or its `data`.
+    # `map` or `data`.
     part: str
     expected: int | str | None
     actual: int | str | None
@@ -63,18 +63,18 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An entry of a list: the bytes of an upload, or those of a blob."""
+    """An entry of a list: the bytes of an upload, or a blob."""
 
-    # The id of the upload, or the SHA-256 of the blob; in the trash, too.
+    # The id of the upload, or the SHA-256 of the blob, also in the trash.
     name: str
     place: str
-    # Tells them from other bytes at the same place.
+    # Tells these bytes from other bytes at the same place.
     inode: int
-    # When anything about it last changed, in seconds since the epoch, by a clock that nobody can set.
+    # The time of the last change, in seconds since the epoch, by a clock that nobody can set.
     changed_at: float
-    # What its removal gives back; what is written back to the disk may still change it.
+    # The bytes that a removal frees. Until all bytes are on the disk, this may change.
     disk_bytes: int = field(compare=False)
-    # Of a blob: whether it is what was left on its way to its place, or of a blob that went, under a name that no row has.
+    # Of a blob: True for the remains of a blob that was being placed or has gone, under a name that no row has.
     is_draft: bool = False
     in_trash: bool = False
     # Of a blob, in bytes.
@@ -90,8 +90,8 @@ class Stretch:
     """A part of the list of all blobs."""
 
     found: list[Found]
-    # The next part comes after this: the SHA-256 of a blob, or its location, as the store orders them; None: this is the
-    # last part.
+    # The end of this part, after which the next part begins: the SHA-256 or the location of a blob, as the store orders
+    # them. None: this is the last part.
     until: str | None
 
     def __iter__(self) -> Iterator[Found]:
@@ -100,58 +100,58 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """The digests of the whole content, in lower-case hexadecimal, computed here."""
+    """The digests of a whole content, in lower-case hexadecimal, computed by this server."""
 
-    # None: nobody needs it.
+    # None: nobody needs the MD5.
     md5: str | None
     sha256: str
 
     def are(self, md5: str | None, sha256: str | None) -> bool:
-        """Return whether they are what was claimed; None: anything."""
+        """Return whether the digests equal the claimed digests; None equals any digest."""
         return md5 in (None, self.md5) and sha256 in (None, self.sha256)
 
 
 class OpenBlob(Protocol):
-    """Finished bytes, open to be read; they stay readable when they are removed meanwhile."""
+    """An open blob. It stays readable after its removal."""
 
     async def read(self, length_bytes: int, offset: int) -> bytes:
-        """Up to so many bytes; none at the end."""
+        """Return up to `length_bytes` from `offset` on; none at the end."""
 
     async def read_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read the bytes of some ranges, each an offset and a length, that fit into memory together. Raises Gone if
-        they are not all there, StorageFailed."""
+        """Return the bytes of some ranges, each an offset and a length, which fit into memory together. Raises Gone if any
+        of them is missing, StorageFailed."""
 
     async def close(self) -> None: ...
 
 
 @runtime_checkable
 class FileBlob(OpenBlob, Protocol):
-    """A blob that is a file of this machine, which the system can send by itself."""
+    """A blob in a file of this machine: the system can send it by itself."""
 
     def fileno(self) -> int:
-        """Return its descriptor, until `close`."""
+        """Return the descriptor, valid until `close`."""
 
 
 @runtime_checkable
 class ViewedBlob(OpenBlob, Protocol):
-    """A blob whose bytes are compared before anybody has them."""
+    """A blob whose bytes are verified before anybody gets them."""
 
     def view(self, offset: int, most_bytes: int) -> memoryview:
-        """Return bytes from there on, in the memory of this thread until it asks for others; none at the end. Raises
+        """Return bytes from `offset` on, in memory that the next call of this thread overwrites; none at the end. Raises
         BytesAltered, StorageFailed."""
 
 
 @runtime_checkable
 class PresigningBlob(OpenBlob, Protocol):
-    """A blob that others can be sent to: they read it where it lies, whole or in one range, without this server."""
+    """A blob that clients can read from the store itself, whole or in one range, without this server."""
 
     async def presign(self, seconds: int, disposition: str, media_type: str) -> str:
-        """Return a URL that anybody may begin to read by, for so long; what comes has these headers."""
+        """Return a URL by which anybody may begin to read within `seconds`. The response has these headers."""
 
 
-# What is read at one go; it lives until the next one is asked for.
+# Bytes that were read at one go. They are valid until the next piece is asked for.
 Piece = bytes | memoryview
-# Is told the bytes of every read, in a thread, and may sleep.
+# Called in a thread with the number of bytes of every read. It may sleep.
 Pace = Callable[[int], None]
 
 
@@ -159,24 +159,24 @@ Pace = Callable[[int], None]
 
 
 class Body(Protocol):
-    """A chunk that was received whole."""
+    """A chunk that was received completely."""
 
     @property
     def length(self) -> int:
-        """Its length in bytes."""
+        """The length in bytes."""
 
     def pieces(self) -> Iterable[memoryview]:
-        """Yield its bytes in order, from a thread; may be asked for again."""
+        """Yield the bytes in order, in a thread. May be called again."""
 
     def keep(self) -> None:
-        """Keep its bytes for one `close` more."""
+        """Keep the bytes for one more `close`."""
 
     def close(self) -> None:
-        """Give its bytes up."""
+        """Release the bytes."""
 
 
 class BytesBody:
-    """A body that lies in memory, of one piece."""
+    """A body in memory, in one piece."""
 
     def __init__(self, content: bytes | memoryview) -> None:
         self._content = content
@@ -186,27 +186,27 @@ class BytesBody:
         return [memoryview(self._content)]
 
     def keep(self) -> None:
-        """Do nothing: it is kept as long as anybody has it."""
+        """Do nothing: the memory lives as long as its users."""
 
     def close(self) -> None:
-        """Do nothing: it is kept as long as anybody has it."""
+        """Do nothing: the memory lives as long as its users."""
 
 
 @dataclass(frozen=True, slots=True)
 class PresentChunks:
-    """The chunks of an upload that are stored."""
+    """The stored chunks of an upload."""
 
-    # For each chunk 1 or 0.
+    # 1 or 0 for each chunk.
     present: bytearray
-    # What appends have brought of the first chunk that is not stored.
+    # The bytes that appends have brought of the first missing chunk.
     tail: Tail | None
     size: int
     chunk_size: int
     # When a chunk last arrived, in seconds since the epoch.
     written_at: float
-    # False where the length is known, and the bytes are still those of an upload of which it is not.
+    # False if the length is known, but the store still has the form for an unknown length.
     settled: bool = True
-    # Where there is any, chunks count only once their bytes were compared with their checksums.
+    # With a defect, chunks count only after their bytes were compared with their checksums.
     defect: Defect | None = None
 
     @property
@@ -219,7 +219,7 @@ class PresentChunks:
 
     @property
     def leading_bytes(self) -> int:
-        """The number of bytes before the first gap: where the next append begins."""
+        """The number of bytes before the first gap, where the next append begins."""
         return min(self.leading_chunks * self.chunk_size, self.size) + (self.tail.length if self.tail else 0)
 
     @property
@@ -229,13 +229,13 @@ class PresentChunks:
 
 @dataclass(slots=True, eq=False)
 class HeldChunk:
-    """A chunk that is stored, or the first bytes of one. Where a store locks, its record is locked until `release`."""
+    """A stored chunk, or the first bytes of one. In a store with locks, its record is locked until `release`."""
 
-    # Whether it was stored just now.
+    # True if this call stored the chunk.
     written: bool
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the chunk."""
 
 
 class Appender(Protocol):
@@ -243,51 +243,51 @@ class Appender(Protocol):
 
     @property
     def is_claimed(self) -> bool:
-        """Return whether somebody else wants it: its holder ends soon."""
+        """Return whether another request wants the right. The holder should end soon then."""
 
     async def read_map(self) -> PresentChunks:
-        """Read which chunks are stored; those before the first gap are durable, and so is the tail. Raises Gone,
+        """Return the stored chunks. The chunks before the first gap are durable, and so is the tail. Raises Gone,
         Unverified."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The note about an upload for which nothing can be stored any more until it is withdrawn."""
+    """The note that nothing more can be stored for an upload until chunks are withdrawn."""
 
     numbers: list[int]
-    # What the store has seen, in a word of its own.
+    # The finding, in the store's own form.
     seen: object
 
 
-# Reads a chunk of a whole.
+# Reads a chunk of a whole by its number.
 ReadPart = Callable[[int], Awaitable[Body]]
 
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """A content that came whole, and where its storing stands. It belongs to one store."""
+    """A whole file, and the progress of storing it. It belongs to one store."""
 
     body: Body
-    # What it was claimed to be; None: anything.
+    # The claimed digests; None: any.
     md5: str | None
     sha256: str | None
-    # What it is.
+    # The computed digests.
     digests: Digests | None = None
-    # Of its blocks, where the store keeps such.
+    # The checksums of its blocks, if the store keeps them.
     checksums: bytes = b""
-    # Why it is not stored: it is something else than was claimed, or there is no room.
+    # The reason why it is not stored: wrong claimed digests, or no space.
     error: UploaderError | None = None
-    # Where it was stored, in a word of the store's own.
+    # Where it was stored, in the store's own form.
     place: object = None
 
     @property
     def sha256_of_bytes(self) -> str:
-        """Its SHA-256, once it was digested."""
+        """The computed SHA-256."""
         assert self.digests is not None
         return self.digests.sha256
 
     def compare(self) -> bool:
-        """Return whether it is what it was claimed to be, once it was digested; else it has the error."""
+        """Compare the computed digests with the claimed ones. Return whether they are equal; set the error if not."""
         assert self.digests is not None
         if self.md5 not in (None, self.digests.md5):
             self.error = Md5Mismatch(expected=self.md5, actual=self.digests.md5)
@@ -296,8 +296,8 @@ class Arrival:
         return self.error is None
 
 
-# The capabilities of a store. What is abstract every store has to do; the rest only those that can do more, or can do it in
-# fewer steps.
+# The capabilities of a store. Every store has the abstract methods. The others are for stores that can do more, or can do it
+# in fewer steps.
 
 
 class UploadBytes(ABC):
@@ -309,49 +309,49 @@ class UploadBytes(ABC):
 
     @abstractmethod
     async def create(self, upload: Upload, parts: Sequence[Upload] | None = None) -> float:
-        """Make room for a new upload, durably, before its row commits. Returns when, as `last_write` would.
+        """Make a place for a new upload, durably, before its row commits. Return the time, as `last_write` does.
 
-        A whole has the bytes of its `parts` from here on, whatever becomes of them. No byte moves. The caller has locked the
-        parts, and nobody else makes this whole; to make one is repeatable.
+        A whole has the bytes of its `parts` from here on, even after the parts have gone. No byte moves. The caller has
+        locked the parts, and nobody else makes this whole. To make it is repeatable.
         """
 
     @abstractmethod
     async def discard(self, upload: Upload, placed_at: str | None = None) -> bool:
-        """Remove an upload's bytes, with its locks or without them: its row did not commit, or its map is gone. Repeatable.
-        `placed_at`: what `place_blob` has returned. Returns whether this call did it."""
+        """Remove the bytes of an upload, with or without its locks, because its row did not commit, or its map is gone.
+        Repeatable. `placed_at`: the result of `place_blob`. Return whether this call removed them."""
 
     async def check_answers(self) -> None:
-        """Look whether the store takes bytes, as far as that is known, before a body is received. Raises StorageAway."""
+        """Before a body is received, raise StorageAway if the store is known to take no bytes."""
 
     @abstractmethod
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> HeldChunk:
-        """Store a chunk unless it is there, and keep its record locked; without a body it has to be there.
+        """Store a missing chunk, and keep its record locked. Without a body, the chunk has to be there.
 
-        The appender gives the bytes from `start` on, where the tail ends; if they do not reach the end of the chunk, they
-        are of the tail from now on, and the chunk has to be the first that is not stored. A whole chunk that comes where
-        there is a tail has to begin with its bytes.
+        An appender gives the bytes from `start` on, where the tail ends. If they do not reach the end of the chunk, they
+        become the end of the tail, and the chunk has to be the first missing chunk. A whole chunk has to begin with the
+        bytes of its tail.
 
-        The digests follow, as far as there is no gap; a body may be kept until then.
-        Raises Gone, also where the tail is another one, BytesConflict, StorageFull, Unverified, Unavailable.
+        The digests follow up to the first gap; a body may be kept until then. Raises Gone (also if the tail is another one),
+        BytesConflict, StorageFull, Unverified, Unavailable.
         """
 
     @abstractmethod
     async def read_map(self, upload: Upload, *, verified: bool = True) -> PresentChunks:
-        """Read which chunks are stored. Raises Gone; Unverified, unless it may be one that is not `verified`."""
+        """Return the stored chunks. Raises Gone; and Unverified if the map has to be `verified` first."""
 
     async def last_write(self, upload: Upload) -> float:
-        """Return the time of the last chunk, in seconds since the epoch; also of a map that can't be read. Raises Gone."""
+        """Return the time of the last chunk, in seconds since the epoch, even if the map is damaged. Raises Gone."""
         return (await self.read_map(upload, verified=False)).written_at
 
     @abstractmethod
     def appending(self, upload: Upload) -> AbstractAsyncContextManager[Appender]:
-        """Have the right to append to an upload, as soon as its holder lets go. It locks no chunk. Raises Gone,
+        """Take the right to append to an upload as soon as its holder releases it. No chunk is locked. Raises Gone,
         UploadBusy."""
 
     @abstractmethod
     def filling(self, whole: Upload) -> AbstractAsyncContextManager[ReadPart]:
-        """Have the right to fill a whole, and read the bytes of its chunks from those of its parts, by their numbers: that
-        raises PartDamaged, Gone, Stopping, StorageFailed. Raises Gone, Busy if somebody else has it."""
+        """Take the right to fill a whole. Yield a function that reads the bytes of a chunk from the parts; it raises
+        PartDamaged, Gone, Stopping, StorageFailed. Raises Gone, Busy if another call has the right."""
 
     @abstractmethod
     def locked(self, upload: Upload) -> AbstractAsyncContextManager[None]:
@@ -361,73 +361,73 @@ class UploadBytes(ABC):
 
     @asynccontextmanager
     async def closing(self, upload: Upload) -> AsyncIterator["Closer"]:
-        """As `locked`."""
+        """Lock all chunks as `locked` does, and yield a closer."""
         async with self.locked(upload):
             yield Closer(self, upload)
 
     @abstractmethod
     async def settle_length(self, upload: Upload) -> bool:
-        """Let the bytes be those of this upload, as its row is now, if they are still those of one whose length is not
-        known; whether they were. Durable and repeatable. All that is stored lies within that length."""
+        """Give the bytes the form for the length in the row, if they still have the form for an unknown length. Return
+        whether they had. Durable and repeatable. All stored bytes lie within the length."""
 
     @abstractmethod
     async def place_blob(self, upload: Upload, sha256: str) -> str | None:
-        """Make the upload's bytes, which were just verified, the blob `sha256`, durably. Repeatable. Others that are there
-        already go to the trash: by the caller, who is told where the blob is now, if the store has locations. A transaction
-        waits for it. Raises Gone if the bytes went or changed since they were verified, Busy if it may be tried again."""
+        """Make the verified bytes of an upload the blob `sha256`, durably. Repeatable. Other bytes in its place go to the
+        trash. In a store with locations this is left to the caller: the new location is returned. A transaction waits for
+        this call. Raises Gone if the bytes went or changed since they were verified, Busy if the caller may try again."""
 
     @abstractmethod
     async def withdraw(
         self, upload: Upload, numbers: list[int], *, generation: int, verified: bool = False, lost: Lost | None = None
     ) -> None:
-        """Take chunks off the map, durably, with the tail if it is of one of them or comes after one, and forget the
-        digests; from here on they are of `generation`. `verified`: all others are whole, and what else is damaged is made
-        anew. `lost`: what `find_lost` has found. Repeatable."""
+        """Remove chunks from the map, durably, and the tail if it belongs to the first of them or to a later chunk. Forget
+        the digests; new ones are of `generation`. `verified`: all other chunks are whole, and any other damage to the files
+        is repaired. `lost`: the result of `find_lost`. Repeatable."""
 
     async def find_lost(self, upload: Upload) -> Lost | None:
-        """Find the note that nothing can be stored for this upload any more until it is withdrawn; else None."""
+        """Return the note that nothing more can be stored for this upload until chunks are withdrawn; else None."""
         return None
 
     # Chunks that went bad
 
     @abstractmethod
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
-        """Find the chunks whose bytes, as they are read from the disk now, do not have the checksum they were stored
-        with, or can't be read; that of the tail, too. Raises Gone, Stopping, StorageFailed."""
+        """Find the chunks whose bytes can't be read from the disk now, or do not have the checksum of their record. The tail
+        is checked, too. Raises Gone, Stopping, StorageFailed."""
 
     async def check_lost(self, upload: Upload) -> None:
-        """Return only where bytes that are not found are lost. Raises StorageFailed if it may be the store that is not
-        there, Gone if no bytes are ever lost so."""
+        """Return if missing bytes are lost for good. Raises StorageFailed if the store itself may be missing, Gone if this
+        kind of store loses no bytes like this."""
         raise Gone(upload.id)
 
     async def begin_anew(self, upload: Upload) -> None:
-        """Make room for an open upload whose bytes are gone, as for a new one, durably; nothing happens if it is there by
-        now. Its generation was renewed before. Repeatable. Raises as `check_lost`, and StorageFull."""
+        """Make a place again, durably, for an open upload whose bytes are gone; do nothing if it is there by now. The caller
+        has renewed the generation. Repeatable. Raises as `check_lost`, and StorageFull."""
         raise Gone(upload.id)
 
     # Their digests
 
     @abstractmethod
     async def digest(self, upload: Upload) -> Digests:
-        """Return the digests of a complete upload, with the MD5 if it needs that, durable like its bytes. Raises Gone, Busy,
+        """Return the digests of a complete upload, after its bytes are durable; with the MD5 if needed. Raises Gone, Busy,
         Stopping."""
 
     async def forget_digests(self, upload: Upload) -> None:
-        """Let the digests be computed anew from the bytes that are stored, none of which is bad. Raises Gone, Busy."""
+        """Let the digests be computed anew from the stored bytes, which are all good. Raises Gone, Busy."""
 
     async def digested_bytes(self, upload: Upload) -> int:
-        """Return how far its digests have come, in this process or another. Raises Gone."""
+        """Return the position of the digests, in bytes, as far as this process knows it. Raises Gone."""
         return 0
 
     async def keep_pace(self, upload: Upload, number: int) -> None:
-        """Wait while the digests are far behind a chunk that was stored, and come nearer."""
+        """Wait while the digests are far behind a stored chunk, and advance."""
 
     def follow(self, upload: Upload) -> None:
-        """Bring the digests up with the chunks, unasked: it has been told what they have to be."""
+        """Bring the digests up with the chunks, because a digest to compare them with was told just now."""
 
 
 class Closer:
-    """An upload whose every chunk is locked: nothing is written or recorded while this is held."""
+    """An upload with all chunks locked: nothing is written or recorded while this is held."""
 
     def __init__(self, store: UploadBytes, upload: Upload) -> None:
         self._store = store
@@ -447,7 +447,7 @@ class Closer:
         return self._place
 
     async def unlink(self) -> bool:
-        """Remove the upload's bytes; whether this call did it. Repeatable."""
+        """Remove the upload's bytes. Return whether this call removed them. Repeatable."""
         return await self._store.discard(self._upload, self._place)
 
     async def find_bad_chunks(self) -> list[int]:
@@ -462,27 +462,28 @@ class Closer:
 
 
 class BlobBytes(ABC):
-    """Keeps blobs; and the trash, for a while, what would be deleted otherwise."""
+    """Keeps blobs and, in the trash, for a while, bytes that would be deleted otherwise."""
 
-    # Whether what is put away stays until it is removed from here, however short the retention is.
+    # True if bytes that are put away stay until they are removed from here, even with a short retention.
     keeps_trash: bool
 
     # Contents that come whole, without an upload
 
     @abstractmethod
     async def store_arrivals(self, arrivals: Sequence[Arrival]) -> None:
-        """Digest them, compare, and make their bytes durable, before there is a row: what a crash leaves, housekeeping
-        finds. An error of one is its own. Raises StorageFailed, and then none is stored."""
+        """Compute the digests of these arrivals, compare them with the claimed ones, and make the bytes durable, before
+        there is a row. Housekeeping finds the remains of a crash. Each arrival gets its own error. Raises StorageFailed if
+        none is stored."""
 
     @abstractmethod
     def place_arrivals(self, arrivals: Sequence[Arrival]) -> Mapping[str, str]:
-        """Make them the blobs that they are, durably, if they are not any more. The caller has the rows locked, and a
-        thread. Returns by SHA-256 where they are now, if the store has locations. Raises StorageFull, StorageFailed."""
+        """Make the arrivals blobs, durably, unless they still are. The caller has the rows locked, and calls this in a
+        thread. Return their locations by SHA-256, if the store has locations. Raises StorageFull, StorageFailed."""
 
     # Reading
 
     async def open_blob(self, sha256: str, size: int) -> OpenBlob:
-        """Return a blob to read. Raises Gone if it is not there, or has another size."""
+        """Open a blob. Raises Gone if it is missing or has another size."""
         found = await self.find_blob(sha256)
         if found is None or found.size != size:
             raise Gone(sha256)
@@ -490,10 +491,10 @@ class BlobBytes(ABC):
 
     @abstractmethod
     async def open_found(self, found: Found) -> OpenBlob:
-        """Bytes of a blob, in the trash or not, to read. Raises Gone."""
+        """Open the bytes of a blob, in the trash or not. Raises Gone."""
 
     async def read_blob(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of some ranges, each an offset and a length, of a blob. Raises Gone if they are not there."""
+        """Return the bytes of some ranges of a blob, each an offset and a length. Raises Gone if any of them is missing."""
         found = await self.find_blob(sha256)
         if found is None:
             raise Gone(sha256)
@@ -504,8 +505,8 @@ class BlobBytes(ABC):
             await uninterrupted(blob.close())
 
     async def read_contents(self, contents: Sequence[tuple[str, int]]) -> list[bytes | None]:
-        """Read whole blobs, each by its SHA-256 and size, that fit into memory together. None in the place of one that
-        is not to be had so: to read it alone tells why."""
+        """Return whole blobs, each by its SHA-256 and size, which fit into memory together. None for a blob that can't be
+        read like this: reading it alone tells the reason."""
 
         async def read(sha256: str, size: int) -> bytes | None:
             try:
@@ -521,90 +522,93 @@ class BlobBytes(ABC):
         return await all_or_none(read(*each) for each in contents)
 
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
-        """Return the sizes of blobs in bytes, in the same order; None where there is none."""
+        """Return the sizes of blobs in bytes, in the same order; None for a missing blob."""
         found = [await self.find_blob(sha256) for sha256 in sha256s]
         return [None if blob is None else blob.size for blob in found]
 
     @abstractmethod
     async def find_blob(self, sha256: str) -> Found | None:
-        """Return a blob's bytes; None if there are none. Who acts on them holds the lock of its row."""
+        """Find a blob; None if it is missing. To change the blob, hold the lock of its row."""
 
     # In threads
 
     @abstractmethod
     def pieces(self, found: Found, *, cold: bool = False) -> Generator[Piece]:
-        """Bytes of a blob in order, in the trash or not. `cold`: as the disk has them, and memory is left to others. Raises
-        Gone, StorageFailed."""
+        """Yield the bytes of a blob in order, in the trash or not. `cold`: from the disk, leaving the page cache to others.
+        Raises Gone, StorageFailed."""
 
     def read_beside(self, found: Found) -> bytes | None:
-        """Read what is kept beside a blob; None if nothing whole is there."""
+        """Return the bytes that are kept beside a blob; None if there are no usable ones."""
         return None
 
     def keep_beside(self, found: Found, content: bytes) -> None:
-        """Keep something beside a blob, which goes with it."""
+        """Keep bytes beside a blob, to be removed with the blob."""
 
-    # The trash. What comes back from here is read and compared first.
+    # The trash. Bytes are read and compared before they come back from here.
 
     @abstractmethod
     async def put_away(self, found: Found) -> bool:
-        """Move to the trash what a list or `find_blob` met, durably, unless it changed since; whether this call did it."""
+        """Move an entry of a list, or of `find_blob`, to the trash, durably, unless it has changed since. Return whether
+        this call did it."""
 
     @abstractmethod
     def list_trash(self, name: str | None = None) -> AsyncIterator[list[Found]]:
-        """Yield all that is there, in batches, or what is there of a content or an upload. `changed_at` is when it
-        came. Raises Stopping."""
+        """Yield the entries of the trash in batches, or only the entries of a content or an upload. `changed_at` is the time
+        of their arrival. Raises Stopping."""
 
     async def copies(self, name: str) -> list[Found]:
-        """List the copies in the trash of a content or an upload, the latest first."""
+        """Return the copies of a content or an upload in the trash, the latest first."""
         found = [each async for batch in self.list_trash(name) for each in batch]
         return sorted(found, key=lambda each: each.changed_at, reverse=True)
 
     @abstractmethod
     async def restore_blob(self, found: Found) -> str | None:
-        """Make bytes of the trash the blob again, durably. Others at its place go to the trash: by the caller, who is told
-        where the blob is now, if the store has locations. The caller holds the lock of the row. Repeatable. Raises Gone."""
+        """Make bytes from the trash the blob again, durably. Other bytes in its place go to the trash. In a store with
+        locations this is left to the caller: the new location is returned. The caller holds the lock of the row. Repeatable.
+        Raises Gone."""
 
     async def restore_upload(self, found: Found, upload: Upload) -> bool:
-        """Give an upload its bytes back, durably, unless it has any; whether this call did it."""
+        """Give an upload without bytes its bytes back, durably. Return whether this call did it."""
         return False
 
 
 class Housekeeping(ABC):
-    """Tells what a store holds, whatever the rows say, and removes it. Lists, and `holds_chunks` of what they met, may be
-    asked for before it is prepared. What went meanwhile is an answer here, and no error: nothing raises Gone."""
+    """Lists the contents of a store, whatever the rows say, and removes them. Lists, and `holds_chunks` of listed entries,
+    work before the store is prepared. An entry that has gone is a result here, not an error: nothing raises Gone."""
 
-    # Whether blobs are listed by the locations in their rows, and not by their SHA-256.
+    # True if blobs are listed by the locations in their rows, False if by their SHA-256.
     lists_by_location = False
 
     @abstractmethod
     async def check(self) -> None:
-        """Make a byte durable and forget it. Raises StorageFailed; a full disk is no failure."""
+        """Make a byte durable and remove it. Raises StorageFailed; a full disk is no failure."""
 
     async def space(self) -> Space | None:
-        """Return the room there is now; None if the store has no bound that anybody here knows."""
+        """Return the present space; None if no limit of the store is known."""
         return None
 
     @abstractmethod
     def list_uploads(self, opened_before: datetime) -> AsyncIterator[list[Found]]:
-        """Uploads by the time of their opening, earlier than `opened_before` as exactly as the store knows, the oldest
-        first, in batches. Raises Stopping."""
+        """Yield the uploads that were opened before `opened_before`, as exactly as the store knows, the oldest first, in
+        batches. Raises Stopping."""
 
     @abstractmethod
     def list_blobs(self, after: str = "") -> AsyncIterator[Stretch]:
-        """Yield all blobs in order, with what `place_blob` has left where it was interrupted; or those that follow the end
-        of a stretch. Raises Stopping."""
+        """Yield all blobs in order, and the remains of interrupted calls of `place_blob`; or only the blobs after the end of
+        a stretch. Raises Stopping."""
 
     @abstractmethod
     async def remaining(self, uploads: list[Upload]) -> list[Upload]:
-        """Return those of which any bytes are left, or of which the store does not tell."""
+        """Return the uploads with any bytes left, or of which the store can't tell."""
 
     @abstractmethod
     async def holds_chunks(self, found: Found) -> bool:
-        """Return whether an upload that a list met has chunks, also where its map is damaged."""
+        """Return whether a listed upload has chunks, even with a damaged map."""
 
     @abstractmethod
     async def remove(self, found: Found) -> bool:
-        """Remove for good what a list met, in the trash or not, unless it changed since; whether this call did it."""
+        """Remove a listed entry for good, in the trash or not, unless it has changed since. Return whether this call did
+        it."""
 
     async def remove_emptied(self, opened_before: datetime) -> None:
-        """Remove what held nothing but uploads of that time and is empty now; safe while uploads are created."""
+        """Remove directories of uploads of that time, if they are empty now. Safe while uploads are created."""

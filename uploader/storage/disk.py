@@ -1,7 +1,8 @@
-"""The only way to the files: each call names an entry of a directory that is held open, and none follows a symlink.
+"""Access to the files of a store. Each call names an entry of an open directory, and no call follows a symlink.
 
-So nothing that is planted below the data directory leads out of it: it gives an error. What is no regular file is no file,
-and is never waited for. Owns how something is made durable and how a range of a file is locked; when, is its users' to say.
+A symlink that somebody plants below the data directory leads nowhere: its use is an error. An entry that is no regular file
+counts as missing, and no call waits for it. This module knows how to make bytes durable and how to lock a range of a file.
+Its users decide when.
 """
 
 import ctypes
@@ -29,18 +30,18 @@ from uploader.runtime.observability import Trouble
 
 logger = logging.getLogger(__name__)
 
-# What a part of a disk says that went bad, and nothing else.
+# Errors of a damaged part of a disk, and of nothing else.
 DAMAGED = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
-# And one without room.
+# Errors of a disk without free space.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# Errors that end without a change of the settings, beside those.
+# Errors that may end without a change of the settings.
 PASSING = FULL | {*(errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT), errno.EMFILE, errno.ENFILE}
-# What opening says of a directory, and of a socket or a device that can't be opened.
+# Errors of opening a directory, or a socket or a device that can't be opened.
 _NO_FILE = frozenset({errno.EISDIR, errno.ENXIO, errno.ENODEV})
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
-# Of one write: for a longer one the page cache takes larger blocks of memory, which are cold; above all in a virtual machine
-# that gives free ones back to its host, where each is a fault anew (docs/capacity.md).
+# Bytes of one write. For a longer write the page cache takes larger blocks of memory, which are cold. This is worst in a
+# virtual machine that gives free blocks back to its host: there each new block is a fault (docs/capacity.md).
 _WRITE_BYTES = 512 << 10
 _COMPARED_BYTES = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,11 +51,11 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 
 class SyncFailed(OSError):
-    """Bytes of a file could not be made durable; writes may work all the same."""
+    """The bytes of a file could not be made durable. Writes may still work."""
 
 
 class Directory:
-    """An open directory. Close it, or use it in a `with`."""
+    """An open directory. Close it after use, or use `with`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -82,10 +83,10 @@ class Directory:
             return child.enter(rest)
 
     def make(self, path: str) -> "Directory":
-        """Enter as `enter`, but make what is missing.
+        """Open a directory as `enter` does, and make the missing ones.
 
-        Each is durable in its parent before this returns: also one that is there, because its maker may have died
-        before it said so to the disk.
+        Each directory is durable in its parent before this returns. An existing one is synced, too, because its maker may
+        have died before the sync.
         """
         name, _, rest = path.partition("/")
         with suppress(FileExistsError):
@@ -99,7 +100,7 @@ class Directory:
             return child.make(rest)
 
     def make_unsynced(self, path: str) -> "Directory":
-        """Make as `make`, but nothing is durable: a `sync_all` is to follow."""
+        """Make directories as `make` does, but sync nothing: a `sync_all` must follow."""
         try:
             return self.enter(path)
         except FileNotFoundError:
@@ -136,8 +137,8 @@ class Directory:
         os.fsync(self._descriptor)
 
     def sync_all(self) -> None:
-        """Make all that was written to the filesystem durable, by whomever (syncfs(2)). An error of what was written since
-        this directory was opened is told here, whether or not others are told of it."""
+        """Make everything durable that any process wrote to the filesystem (syncfs(2)). Raises an error of any write since
+        this directory was opened, also if the error was reported to others."""
         if _libc.syncfs(self._descriptor) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -145,12 +146,11 @@ class Directory:
     # Files
 
     def open_to_read(self, name: str) -> int:
-        """Return a descriptor of a file. Raises FileNotFoundError, also where the name stands for anything but a
-        regular file."""
+        """Return a descriptor of a file. Raises FileNotFoundError, also if the entry is not a regular file."""
         return self._open_file(name, os.O_RDONLY)
 
     def open_to_write(self, name: str) -> int:
-        """Return a descriptor to read and write a file that is there. Raises as `open_to_read`."""
+        """Return a descriptor to read and write a file that exists. Raises as `open_to_read`."""
         return self._open_file(name, os.O_RDWR)
 
     def read_whole(self, name: str) -> bytes:
@@ -165,11 +165,11 @@ class Directory:
         return found.st_size
 
     def open_unnamed(self) -> int:
-        """Return a new file that has no name and goes with its descriptor."""
+        """Return the descriptor of a new file without a name. The file goes with its descriptor."""
         return os.open(".", os.O_TMPFILE | os.O_RDWR | _SAFE, _FILE_MODE, dir_fd=self._descriptor)
 
     def create(self, name: str, content: bytes) -> None:
-        """Create a new file whose bytes are durable before this returns; its name is with the next `sync`."""
+        """Create a file. The bytes are durable before this returns, the name with the next `sync`."""
         with opened(self.create_to_write(name)) as descriptor:
             write(descriptor, memoryview(content), 0)
             sync_data(descriptor)
@@ -179,8 +179,7 @@ class Directory:
         return self._open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def create_empty(self, name: str, size_bytes: int = 0) -> None:
-        """Create a new file of nothing but a hole; it is there with the next `sync`, and has its size when bytes are
-        synced."""
+        """Create a file that is one hole. The name is durable with the next `sync`, the size when the bytes are synced."""
         with opened(self.create_to_write(name)) as descriptor:
             if size_bytes:
                 resize(descriptor, size_bytes)
@@ -196,11 +195,11 @@ class Directory:
         )
 
     def link_open(self, descriptor: int, name: str) -> None:
-        """Give an open file a name here, whatever it is called elsewhere. Raises FileExistsError."""
+        """Give an open file a name in this directory. Raises FileExistsError."""
         os.link(f"/proc/self/fd/{descriptor}", _checked(name), dst_dir_fd=self._descriptor, follow_symlinks=True)
 
     def rename(self, name: str, new_name: str, directory: "Directory | None" = None) -> None:
-        """Within this directory, or into another one; a file that has the new name loses it."""
+        """Rename an entry, within this directory or into another one. A file with the new name is replaced."""
         target = (directory or self)._descriptor
         os.rename(_checked(name), _checked(new_name), src_dir_fd=self._descriptor, dst_dir_fd=target)
 
@@ -212,8 +211,8 @@ class Directory:
         return True
 
     def make_way(self, name: str) -> bool:
-        """Take a name away from anything but a regular file, of directories from an empty one; whether a file has it.
-        Raises FileNotFoundError if nothing does."""
+        """Remove an entry that is not a regular file; a directory only if it is empty. Return whether the entry is a regular
+        file. Raises FileNotFoundError if there is no entry."""
         kind = self.status(name).st_mode
         if S_ISDIR(kind):
             self.remove_directory(name)
@@ -225,9 +224,9 @@ class Directory:
         return os.stat(_checked(name), dir_fd=self._descriptor, follow_symlinks=False)
 
     def has(self, path: str, opened: os.stat_result, *, unchanged: bool = False) -> bool:
-        """Return whether a path below this directory leads to a file that was opened. It may lead through a symlink:
-        nothing is opened by it. `unchanged`: nobody wrote to it, linked or unlinked it since; of one that is closed,
-        the number of its inode alone may be another file's by now."""
+        """Return whether a path below this directory leads to the file with the status `opened`. The path may lead through a
+        symlink, because nothing is opened. `unchanged`: and nobody wrote, linked or unlinked the file since. Ask for this if
+        the file was closed, because another file may have its inode number by now."""
         try:
             found = os.stat(path, dir_fd=self._descriptor, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -236,7 +235,7 @@ class Directory:
 
     def _open_file(self, name: str, flags: int) -> int:
         try:
-            descriptor = self._open(name, flags | os.O_NONBLOCK)  # a named pipe is not waited for
+            descriptor = self._open(name, flags | os.O_NONBLOCK)  # do not wait for a named pipe
         except OSError as error:
             if error.errno in _NO_FILE:
                 raise _no_file(name) from error
@@ -254,19 +253,19 @@ class Directory:
 
 
 class Root(Directory):
-    """The data directory, the one place that is opened by a path, which is followed: it is the administrator's choice."""
+    """The data directory, the only one opened by a path. Symlinks in the path are followed: the administrator chose it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(-1)
         self.path = path
 
     def open(self) -> None:
-        """Make the directory if need be, and hold it open. Repeatable."""
+        """Make the directory if needed, and hold it open. Repeatable."""
         if self._descriptor >= 0:
             return
         _make_path(self.path)
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        # It is closed with its last user: a thread may outlive the storage by a moment.
+        # Closed with the last user, because a thread may outlive the store by a moment.
         weakref.finalize(self, os.close, self._descriptor)
 
     def figures(self) -> os.statvfs_result:
@@ -301,7 +300,7 @@ def close(descriptor: int) -> None:
 
 
 class Reserve:
-    """An open file that takes room, so many bytes, until somebody shortens it; closed with its last user."""
+    """An open file of `size_bytes` that reserves disk space until somebody shortens the file. Closed with its last user."""
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
         self.descriptor = descriptor
@@ -310,12 +309,12 @@ class Reserve:
 
     @property
     def is_used(self) -> bool:
-        """Return whether it takes less: one call of the system, because each chunk asks."""
+        """Return whether the file was shortened. This takes one system call, because each chunk asks."""
         return os.fstat(self.descriptor).st_size < self._size_bytes
 
 
 def check_room(reserve: Reserve | None) -> None:
-    """Raises StorageFull as long as the reserve is used: what is free is for giving space back."""
+    """Raises StorageFull while the reserve is used: the free space is then for requests that free more."""
     if reserve is not None and reserve.is_used:
         raise full()
 
@@ -329,7 +328,7 @@ def opened(descriptor: int) -> Iterator[int]:
 
 
 def write(descriptor: int, content: memoryview, offset: int) -> None:
-    """Write all of it, piece by piece, however often the disk stops short."""
+    """Write all bytes, piece by piece, also if the disk takes only some of them at a time."""
     while len(content):
         written = os.pwrite(descriptor, content[:_WRITE_BYTES], offset)
         content, offset = content[written:], offset + written
@@ -346,18 +345,18 @@ def read(descriptor: int, length_bytes: int, offset: int) -> bytes:
 
 
 def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Fill a buffer; returns how many bytes there were."""
+    """Fill a buffer. Return the number of bytes that were read."""
     return os.preadv(descriptor, [buffer], offset)
 
 
 def room_for(length_bytes: int) -> memoryview:
-    """Return memory to read files into, from the beginning of a page on. Into a bytearray, whose bytes begin 16 bytes
-    later, an AMD EPYC copies a page in five times the time."""
+    """Return memory to read files into, aligned to a page. An AMD EPYC takes five times as long to copy a page into a
+    bytearray, because its bytes begin 16 bytes after a page."""
     return memoryview(mmap.mmap(-1, length_bytes))
 
 
 def holds(descriptor: int, pieces: Iterable[memoryview], offset: int, length_bytes: int) -> bool:
-    """Return whether the bytes from `offset` on are the first ones of these pieces."""
+    """Return whether the file has, at `offset`, the first `length_bytes` of these pieces."""
     for piece in pieces:
         for start in range(0, min(len(piece), length_bytes), _COMPARED_BYTES):
             part = piece[start : min(start + _COMPARED_BYTES, length_bytes)]
@@ -374,7 +373,7 @@ def resize(descriptor: int, length_bytes: int) -> None:
 
 
 def sync_data(descriptor: int) -> None:
-    """Make the bytes of a file durable, and of its facts what reading them takes."""
+    """Make the bytes of a file durable, and the metadata that reading them takes."""
     try:
         os.fdatasync(descriptor)
     except OSError as error:
@@ -385,7 +384,7 @@ def sync_data(descriptor: int) -> None:
 
 
 def drop_cache(descriptor: int) -> None:
-    """Let the next reads of a file ask the disk."""
+    """Let the next reads of a file go to the disk."""
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -397,14 +396,14 @@ def is_unlinked(descriptor: int) -> bool:
     return os.fstat(descriptor).st_nlink == 0
 
 
-# Locks of open file descriptions, on ranges of bytes (`fcntl(2)`, F_OFD_SETLK): one descriptor is one holder. Unlike those
-# of `lockf`, they conflict between descriptors of one process, and closing another descriptor does not drop them. No call
-# waits for a lock, so that no thread is blocked: its caller tries again later.
+# Locks of open file descriptions, on ranges of bytes (`fcntl(2)`, F_OFD_SETLK): the descriptor is the holder. Unlike the
+# locks of `lockf`, they conflict between descriptors of one process, and closing another descriptor does not drop them. No
+# call waits for a lock, so no thread is blocked: the caller tries again later.
 
 
 def try_lock(descriptor: int, start: int, length: int) -> bool:
-    """Take the range for this descriptor alone; False if another holds any of it. A length of 0 reaches to the end of the
-    file and beyond."""
+    """Lock a range for this descriptor. Return False if another descriptor has locked any of it. A length of 0 reaches to
+    the end of the file and beyond."""
     return _set_lock(descriptor, fcntl.F_WRLCK, start, length)
 
 
@@ -417,7 +416,7 @@ def unlock(descriptor: int, start: int, length: int) -> None:
 
 
 def is_locked(descriptor: int, start: int, length: int) -> bool:
-    """Return whether another descriptor holds any of the range. The look takes no lock, so it holds up no other process."""
+    """Return whether another descriptor has locked any of the range. This takes no lock, so no other process has to wait."""
     lock = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, start, length, 0)
     kind: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, lock))[0]
     return kind != fcntl.F_UNLCK
@@ -438,7 +437,8 @@ _SYNCS, _WRITES, _ALL = Trouble("disk, syncs"), Trouble("disk, writes"), Trouble
 
 
 def refusal(error: OSError) -> UploaderError:
-    """Translate an error of the disk: into StorageFull, or StorageFailed of a kind. The log has one that lasts once."""
+    """Translate an error of the disk into StorageFull, StorageReadOnly or StorageFailed. The log has a lasting error
+    once."""
     if error.errno in FULL:
         return full()
     meant: UploaderError
@@ -452,7 +452,7 @@ def refusal(error: OSError) -> UploaderError:
 
 
 def unfit(path: Path, error: OSError) -> UploaderError:
-    """Translate an error of a data directory at a start: into one of `refusal`, if it can pass, or ConfigurationError."""
+    """Translate an error at a start: as `refusal` does if the error may pass, else into ConfigurationError."""
     reason = f"UPLOADER_DATA: {path} cannot be written: {error.strerror}"
     if error.errno not in PASSING:
         return ConfigurationError(reason)
@@ -468,34 +468,32 @@ def full() -> StorageFull:
 
 
 def begin_anew() -> None:
-    """Forget the faults that another store of this process has met."""
+    """Forget the faults that an earlier store of this process met."""
     global _SYNCS, _WRITES, _ALL
     _SYNCS, _WRITES, _ALL = Trouble("disk, syncs"), Trouble("disk, writes"), Trouble("disk")
 
 
 def boot_id() -> str:
-    """Changes with every boot of the machine (`proc_sys_kernel(5)`, random/boot_id)."""
+    """Return an id that changes with every boot of the machine (`proc_sys_kernel(5)`, random/boot_id)."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-# Whether a filesystem does what it has to: tried by doing it, before anything is stored. Runs in threads.
+# Tests of a filesystem, before anything is stored: they do what the store will do. In threads.
 
 
-# Their locks or caches are coherent on one machine at the best, or what a sync means there is not known here.
+# Filesystems that keep locks or caches coherent on one machine at best, or whose syncs are not known to be durable.
 _DOUBTFUL = re.compile(
     r"nfs4?|cifs|smb3?|smbfs|ceph|glusterfs|9p|virtiofs|fuse(\..*|blk)?|lustre|ocfs2|gfs2?|gpfs|afs|beegfs|orangefs|pvfs2|vboxsf"
 )
-# What a system says of a call, or of a flag of it, that a filesystem does not have.
+# Errors for a call, or for a flag of a call, that a filesystem does not have.
 _LACKING = frozenset(
     {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EISDIR, errno.ENOENT, errno.ENOLCK, errno.EPERM}
 )
 
 
 def check_names(directories: dict[str, Directory]) -> None:
-    """Raises ConfigurationError if files can't be linked from the first directory to each of the others, and renamed there.
-
-    It is tried, because one filesystem may be mounted in two places, and nothing moves between them (link(2), EXDEV).
-    """
+    """Check that files can be linked from the first directory to each of the others, and renamed there. Raises
+    ConfigurationError. One filesystem may be mounted in two places, and nothing moves between them (link(2), EXDEV)."""
     (first_name, first), *others = directories.items()
     probe, second = f"probe.{uuid4().hex}", f"probe.{uuid4().hex}"
     first.create_empty(probe)
@@ -523,7 +521,7 @@ def check_names(directories: dict[str, Directory]) -> None:
 
 
 def _check_locks(directory: Directory, name: str) -> None:
-    """Raises ConfigurationError if the lock of an open file keeps nobody out."""
+    """Check that a lock keeps another descriptor out. Raises ConfigurationError."""
     with opened(directory.open_to_write(name)) as one:
         try:
             with opened(directory.open_to_write(name)) as other:
@@ -539,7 +537,7 @@ def _check_locks(directory: Directory, name: str) -> None:
 
 
 def check_unnamed(directory: Directory) -> None:
-    """Raises ConfigurationError if there are no files without a name."""
+    """Check that files without a name can be made. Raises ConfigurationError."""
     try:
         close(directory.open_unnamed())
     except OSError as error:
@@ -552,7 +550,7 @@ def check_unnamed(directory: Directory) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mount, as `proc_pid_mountinfo(5)` has it: its place, the type of its filesystem, and the options of both."""
+    """A mount, as in `proc_pid_mountinfo(5)`: the place, the type of the filesystem, and the options of both."""
 
     point: Path
     kind: str
@@ -560,7 +558,7 @@ class Mount:
 
 
 def mounts() -> list[Mount]:
-    """Return those that this process sees, in their order; none where the kernel does not tell."""
+    """Return the mounts that this process sees, in their order; none if the kernel does not tell."""
     try:
         return parse_mounts(Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines())
     except OSError:
@@ -568,7 +566,7 @@ def mounts() -> list[Mount]:
 
 
 def parse_mounts(lines: Iterable[str]) -> list[Mount]:
-    """Parse mountinfo; what is no line of it is passed over."""
+    """Parse mountinfo. Skip lines of another format."""
     found = []
     for line in lines:
         before, separator, after = line.partition(" - ")
@@ -581,8 +579,8 @@ def parse_mounts(lines: Iterable[str]) -> list[Mount]:
 
 
 def mount_of(path: Path, among: Iterable[Mount]) -> Mount | None:
-    """Return the mount that an absolute path without symlinks lies on; None if none is told. Of two in one place the later
-    covers the earlier."""
+    """Return the mount of an absolute path without symlinks; None if there is none. Of two mounts in the same place, the
+    later covers the earlier."""
     found: Mount | None = None
     for mount in among:
         is_deeper = found is None or len(mount.point.parts) >= len(found.point.parts)
@@ -592,7 +590,7 @@ def mount_of(path: Path, among: Iterable[Mount]) -> Mount | None:
 
 
 def doubt_about(path: Path) -> str | None:
-    """Return the doubt about the filesystem of a path, by its type; None if there is none."""
+    """Return a warning if the type of the path's filesystem is doubtful, else None."""
     mount = mount_of(path.resolve(), mounts())
     if mount is None or not _DOUBTFUL.fullmatch(mount.kind):
         return None
@@ -601,7 +599,7 @@ def doubt_about(path: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """The room on the filesystem of a path. `inodes` is 0 where a filesystem does not count them."""
+    """The space on the filesystem of a path. `inodes` is 0 if the filesystem does not count them."""
 
     total_bytes: int
     free_bytes: int

@@ -1,10 +1,9 @@
-"""SHA-256 of a prefix that grows, and MD5 where it is needed, with a state that another process, or a later one, can go on
-from.
+"""Hashes of a prefix that grows: SHA-256, and MD5 where it is needed. Another process can go on from a saved state.
 
-hashlib does not give its state away. OpenSSL's low-level functions, in the very library that hashlib is linked to, keep
-theirs in a structure of the caller, whose layout has never changed. So this module calls them through ctypes, which lets go
-of the GIL (docs/decisions/0007). Where a library lacks them, or fails the test below, hashlib computes, and no other process
-can go on from the state.
+hashlib does not give its state away. The low-level functions of OpenSSL, in the same library that hashlib uses, keep their
+state in a structure of the caller, and the layout of that structure has never changed. This module calls them through
+ctypes, without the GIL (docs/decisions/0007). If a library lacks these functions or fails the test below, hashlib computes,
+and no other process can go on.
 """
 
 import _hashlib
@@ -33,14 +32,14 @@ from uploader.storage.disk import room_for
 
 # Some distributions of an older OpenSSL abort a process that calls these functions in FIPS mode.
 _OLDEST_OPENSSL = 0x3_00_00_00_0
-# From this length on two threads are faster than one. It matters for the last chunk, whose sender waits for the digests.
+# From this length on, two threads are faster than one. This matters for the last chunk: its sender waits for the digests.
 _SIDE_BY_SIDE_BYTES = 256 << 10
-# Of these each has a checksum of its own, in a store that keeps such; the last one may be shorter.
+# A blob is divided into blocks of this size. Some stores keep a checksum of each block. The last block may be shorter.
 BLOCK_BYTES = 64 << 10
 BLOCK_CHECKSUM = struct.Struct("<I")
-# What is read of a content at one go. One of no more is compared with its name, and has no list of checksums.
+# Bytes to read from a blob at one go. A blob of no more bytes has no list of checksums: it is compared with its name.
 VIEW_BYTES = 256 << 10
-# And of the chunks of one upload.
+# Bytes to read from the chunks of an upload at one go.
 READ_BYTES = 512 << 10
 
 T = TypeVar("T")
@@ -57,10 +56,8 @@ class _Hash(_Updated, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Algorithm:
-    """One hash of OpenSSL, with the layout of its context (md5.h, sha.h).
-
-    Two counters hold how many bits were hashed; another one holds how many bytes wait until a block of 64 is full.
-    """
+    """A hash function of OpenSSL, with the layout of its context (md5.h, sha.h): two counters of hashed bits, and one of the
+    bytes that wait for a full block of 64."""
 
     name: str
     context_bytes: int
@@ -75,7 +72,7 @@ STATE_BYTES = _MD5.context_bytes + _SHA256.context_bytes
 
 
 class _OpenSslHash:
-    """A hash whose whole state is `context`."""
+    """A hash with its whole state in `context`."""
 
     def __init__(self, library: ctypes.CDLL, algorithm: _Algorithm, state: bytes | None = None) -> None:
         self._library = library
@@ -87,7 +84,7 @@ class _OpenSslHash:
             self.context.raw = state
 
     def update(self, piece: memoryview) -> None:
-        # ctypes refuses to borrow memory that is read-only.
+        # ctypes can't borrow read-only memory: copy it.
         lent = bytes(piece) if piece.readonly else ctypes.byref(ctypes.c_char.from_buffer(piece))
         self._call("Update", self.context, lent, ctypes.c_size_t(len(piece)))
 
@@ -107,7 +104,7 @@ class _OpenSslHash:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """Return the OpenSSL that hashlib is linked to, if it has these functions and its states have the documented layout."""
+    """Return the OpenSSL library of hashlib, if it has these functions and the documented layout of their states."""
     try:
         library = ctypes.CDLL(getattr(_hashlib, "__file__", None))
         version: int = library.OpenSSL_version_num()
@@ -119,7 +116,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _is_as_documented(library: ctypes.CDLL, algorithm: _Algorithm) -> bool:
-    """Hash known bytes in two halves, the second half from the saved state of the first."""
+    """Hash known bytes in two parts, the second from the saved state of the first."""
     content, first_bytes, block_bytes = bytes(range(256)), 131, 64
     first = _OpenSslHash(library, algorithm)
     first.update(memoryview(content)[:first_bytes])
@@ -150,8 +147,8 @@ def digests_of(body: Body, blocks: "BlockChecksums | None" = None) -> Digests:
 
 
 def identify(arrival: Arrival, *, with_blocks: bool = False) -> bool:
-    """Digest a content that came whole, `with_blocks` its blocks, too, unless that was done; whether it is what it was
-    claimed to be."""
+    """Compute the digests of an arrival and, `with_blocks`, the checksums of its blocks, unless they are known. Return
+    whether the digests equal the claimed digests."""
     if arrival.digests is None:
         blocks = BlockChecksums() if with_blocks else None
         arrival.digests = digests_of(arrival.body, blocks)
@@ -160,15 +157,15 @@ def identify(arrival: Arrival, *, with_blocks: bool = False) -> bool:
 
 
 def states_are_portable() -> bool:
-    """Return whether another process can go on from a state of this one."""
+    """Return whether another process can go on from a state of this process."""
     return _library() is not None
 
 
 @cache
 def _beside() -> ThreadPoolExecutor:
-    """Threads that compute the SHA-256 beside the MD5.
+    """Return the threads that compute a SHA-256 while the caller computes the MD5.
 
-    They are no threads of the pool for hashing: if all of those were busy, each would wait for another one.
+    They do not belong to the pool for hashing: if all threads of that pool were busy, each would wait for another one.
     """
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sha256", initializer=give_way_anywhere)
 
@@ -187,17 +184,17 @@ def _update_side_by_side(md5: _Updated, named: _Updated, pieces: Callable[[], It
     try:
         _update_by(md5, pieces())
     finally:
-        sha256.result()  # in any case: the caller may free the bytes only when that thread is done with them
+        sha256.result()  # even after an error: until then the thread reads bytes that the caller may free
 
 
-# So many threads fill the lanes of any processor.
+# This many threads fill the lanes of any processor.
 MOST_CALLERS = 16
 
 _here = threading.local()
 
 
 def room(number: int = 0) -> memoryview:
-    """Return memory of this thread to read into. It is never freed: to get fresh memory costs more than to read into it."""
+    """Return a buffer of this thread. It is never freed: getting fresh memory costs more than reading into it."""
     rooms: list[memoryview] = _here.__dict__.setdefault("rooms", [])
     while len(rooms) <= number:
         rooms.append(room_for(READ_BYTES))
@@ -206,7 +203,7 @@ def room(number: int = 0) -> memoryview:
 
 @dataclass(eq=False)
 class Job:
-    """A hash that is to be advanced: its `context` by `pieces`, or itself `alone`."""
+    """A hash to be advanced by `pieces`: by a kernel, through `context`, or by a call of `alone`."""
 
     algorithm: Algorithm
     context: Context
@@ -217,13 +214,13 @@ class Job:
 
 
 class Gathering:
-    """Brings together those who hash at the same time, and makes batches of the same hash of many contents.
+    """Hashes for many threads at once: one call of a kernel advances the same hash of many contents.
 
-    Each caller is a thread that has bytes of one content for one hash or two. It leaves its jobs here, and once there is a
-    core for it, looks of each whether somebody else has done it meanwhile. If not, it does so itself: for all who have left
-    the same. So nobody waits for company, and the more there is to hash, the fuller the lanes are: who has been served
-    comes back while the others still compute. Only as many compute as there are cores. Who has cores enough for itself
-    hashes alone.
+    Each caller is a thread with bytes of one content, for one hash or two. The thread adds its jobs to the waiting jobs. As
+    soon as a core is free, it takes each of its jobs that no other thread has done, and does the job together with all
+    waiting jobs of the same algorithm. So no thread waits for others to come, and the more there is to hash, the fuller the
+    lanes are: threads come back with new jobs while others still compute. Only as many threads compute as there are cores. A
+    thread with enough cores for itself hashes alone.
     """
 
     def __init__(self, kernels: Mapping[Algorithm, Kernel], core_count: int) -> None:
@@ -235,7 +232,7 @@ class Gathering:
         self._free_cores = threading.BoundedSemaphore(core_count)
 
     def advance(self, jobs: Sequence[Job], beside: Callable[[], None], alone: Callable[[], None]) -> None:
-        """Do the jobs of a content in this order, and what is `beside` them; `alone`: all of that, in two threads."""
+        """Do the jobs of one content in this order, and `beside`. `alone` does all of it in two threads."""
         with self._lock:
             self._callers += 1
             is_alone = len(jobs) > 1 and len(jobs) * self._callers <= self._cores
@@ -251,7 +248,7 @@ class Gathering:
                 self._callers -= 1
 
     def compute(self, work: Callable[[], None]) -> None:
-        """Do what needs a core as well, and is no job."""
+        """Do other work that needs a core."""
         with self._free_cores:
             work()
 
@@ -269,7 +266,7 @@ class Gathering:
                 raise RuntimeError(f"the {job.algorithm} of many contents failed") from job.error
 
     def _lead(self, job: Job) -> None:
-        """Advance the job and those that wait beside it, unless it is being advanced."""
+        """Do a job together with the waiting jobs of the same algorithm, unless another thread has taken it."""
         kernel = self._kernels.get(job.algorithm)
         with self._lock:
             if job not in self._waiting:
@@ -291,7 +288,7 @@ class Gathering:
                 each.done.set()
 
     def _leave(self, job: Job) -> None:
-        """Go only once nobody reads the bytes of the job: its caller may free them then."""
+        """Return only when no thread reads the bytes of the job any more: the caller may free them then."""
         with self._lock:
             if job in self._waiting:
                 self._waiting.remove(job)
@@ -305,34 +302,35 @@ def _gathering() -> Gathering | None:
     return Gathering(found, cores.count()) if found else None
 
 
-# A lock that another thread has at a fork is nobody's afterwards.
+# In the child of a fork, nobody releases a lock that another thread of the parent held.
 os.register_at_fork(after_in_child=_gathering.cache_clear)
 
 
 def gather_here() -> None:
-    """Let this thread wait for others where many hash: it belongs to a pool of more threads than there are cores."""
+    """Let this thread hash together with others. Its pool has more threads than there are cores."""
     _here.gathers = True
 
 
 def gathering() -> Gathering | None:
-    """Return where this thread meets others; None: it hashes alone, because there is no kernel, or it may not wait."""
+    """Return where this thread hashes with others; None: it hashes alone, for lack of a kernel or because it may not
+    wait."""
     return _gathering() if getattr(_here, "gathers", False) else None
 
 
 def most_threads() -> int:
-    """Return how many threads a pool needs whose threads gather."""
+    """Return how many threads a pool needs if its threads call `gather_here`."""
     core_count = os.cpu_count() or 1
     return core_count if _gathering() is None else max(MOST_CALLERS, core_count)
 
 
 class BlockChecksums:
-    """The CRC-32 of each block, of the very bytes that the SHA-256 is of; the last block has come in part, perhaps."""
+    """Computes the CRC-32 of each block, from the same bytes as the SHA-256. The last block may be incomplete."""
 
     def __init__(self, position: int = 0, partial: int = 0) -> None:
-        """`partial`: the checksum of what has come of the block at `position`."""
+        """`partial`: the checksum of the first bytes of the block at `position`."""
         self.partial = partial
         self._position = position
-        # Of whole blocks, since somebody took them.
+        # Of whole blocks, since the last `take`.
         self._checksums = bytearray()
 
     def update(self, piece: memoryview) -> None:
@@ -346,18 +344,18 @@ class BlockChecksums:
                 self.partial = 0
 
     def take(self) -> tuple[int, bytes]:
-        """Take the checksums of whole blocks that nobody has taken; and return the number of the first."""
+        """Return the number of the first block since the last call, and the checksums of whole blocks from there on."""
         taken, self._checksums = bytes(self._checksums), bytearray()
         return self._position // BLOCK_BYTES - len(taken) // BLOCK_CHECKSUM.size, taken
 
     def end(self) -> bytes:
-        """Take the rest, that of the last block included, whatever it has: nothing comes after it."""
+        """Return the remaining checksums, with the checksum of an incomplete last block. No bytes may come afterwards."""
         _, taken = self.take()
         return taken + BLOCK_CHECKSUM.pack(self.partial) if self._position % BLOCK_BYTES else taken
 
 
-# The list of the checksums of a content: `header | page | page …`. The header ends with its checksum. A page is 1,023
-# checksums, the last one what is left, and one of its own. Pure: nothing here touches a disk.
+# The list of a blob's block checksums: `header | page | page …`. The header ends with its own checksum. A page holds 1,023
+# checksums (the last page the rest), then a checksum of the page. Nothing here touches a disk.
 
 LIST_MAGIC = b"UPSUMS\x00\x01"
 _LIST_HEADER = struct.Struct("<8sI4xQ32s")
@@ -368,7 +366,7 @@ LIST_PAGE_BYTES = (LIST_PAGE_CHECKSUMS + 1) * BLOCK_CHECKSUM.size
 
 
 def are_blocks_listed(size: int) -> bool:
-    """Return whether a content of this size has a list."""
+    """Return whether a blob of this size has a list of block checksums."""
     return size > VIEW_BYTES
 
 
@@ -378,19 +376,21 @@ def list_header(sha256: str, size: int) -> bytes:
 
 
 def list_offset(block: int) -> int:
-    """Return where in a list the checksum of a block is."""
+    """Return the offset of a block's checksum in the list."""
     page, number = divmod(block, LIST_PAGE_CHECKSUMS)
     return LIST_HEADER_LENGTH + page * LIST_PAGE_BYTES + number * BLOCK_CHECKSUM.size
 
 
 def checksum_of_page(header: bytes, number: int, checksums: bytes) -> bytes:
-    """Return the checksum of a page of a list: at another place, or of another content, it is another one."""
-    begun = crc32(header[: _LIST_HEADER.size])  # with its own checksum, the one of all headers would be the same
+    """Return the checksum of a page. It depends on the blob and on the number of the page, so a misplaced page shows."""
+    begun = crc32(
+        header[: _LIST_HEADER.size]
+    )  # without its checksum: a CRC-32 over both would be the same for all headers
     return BLOCK_CHECKSUM.pack(crc32(checksums, crc32(_PAGE_NUMBER.pack(number), begun)))
 
 
 def list_of(sha256: str, size: int, checksums: bytes) -> bytes:
-    """Return the list of a content, by the checksums of all of its blocks."""
+    """Return the list of a blob, from the checksums of all of its blocks."""
     header, length = list_header(sha256, size), LIST_PAGE_CHECKSUMS * BLOCK_CHECKSUM.size
     made = bytearray(header)
     for number, start in enumerate(range(0, len(checksums), length)):
@@ -401,7 +401,7 @@ def list_of(sha256: str, size: int, checksums: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _NamedBytes:
-    """The SHA-256 by which bytes are called, and the checksums of their blocks: each piece is read once for both."""
+    """Advances a SHA-256 and the block checksums together, so that each piece is read once."""
 
     sha256: _Hash
     blocks: BlockChecksums
@@ -412,13 +412,13 @@ class _NamedBytes:
 
 
 class PrefixHashes:
-    """The hashes of the first `position` bytes: SHA-256, and MD5 unless nobody needs it."""
+    """The hashes of the first `position` bytes: SHA-256, and MD5 if it is needed."""
 
     def __init__(self, *, with_md5: bool = True, blocks: BlockChecksums | None = None) -> None:
-        """`blocks`: follow the SHA-256."""
+        """`blocks`: block checksums to compute from the same bytes."""
         self.position = 0
         self.blocks = blocks
-        # Whether they go on from a state that was saved.
+        # True if the hashes go on from a saved state.
         self.is_restored = False
         self._md5: _Hash | None = None
         self._sha256: _Hash
@@ -434,8 +434,8 @@ class PrefixHashes:
 
     @classmethod
     def restore(cls, position: int, state: bytes, *, needs_md5: bool = False) -> "PrefixHashes | None":
-        """Return the hashes whose state was saved at `position`; None if this process can't go on from it, or an MD5 is
-        lacking."""
+        """Return the hashes whose state was saved at `position`. None if this process can't go on from it, or if it lacks a
+        needed MD5."""
         library = _library()
         if library is None or len(state) not in (STATE_BYTES, _SHA256.context_bytes):
             return None
@@ -459,7 +459,7 @@ class PrefixHashes:
         return copied
 
     def state(self) -> bytes:
-        """Return the state for `restore`; empty if hashlib computes, which does not give its state away."""
+        """Return the state for `restore`; empty if hashlib computes, because hashlib does not give its state away."""
         hashes = (self._md5, self._sha256)
         return b"".join(each.context.raw for each in hashes if isinstance(each, _OpenSslHash))
 
@@ -467,8 +467,8 @@ class PrefixHashes:
         self.update_by(lambda: (content,), len(content))
 
     def update_by(self, pieces: Callable[[], Iterable[memoryview]], length_bytes: int) -> None:
-        """Advance by so many bytes. For a long body two threads call `pieces`, each for an iterable of its own; or the MD5
-        goes with those of others."""
+        """Advance by `length_bytes`. For a long body two threads call `pieces`, each for its own iterator; or the hashes are
+        computed together with those of other threads."""
         if not length_bytes:
             return
         named = self._sha256 if self.blocks is None else _NamedBytes(self._sha256, self.blocks)
@@ -487,12 +487,12 @@ class PrefixHashes:
             elif isinstance(given, Sequence) and (jobs := self._jobs(given)):
                 beside = _nothing if self.blocks is None else partial(_update_by, self.blocks, given)
                 lanes.advance(jobs, beside, alone)
-            else:  # what is read from a file on the way is not there all at once
+            else:  # bytes that are read from a file on the way are not in memory together
                 lanes.compute(alone)
         self.position += length_bytes
 
     def _jobs(self, pieces: Sequence[memoryview]) -> Sequence[Job]:
-        """Return what there is to do for others, too; nothing where hashlib computes."""
+        """Return the jobs for `Gathering`; none if hashlib computes."""
         hashes: Sequence[tuple[Algorithm, _Hash | None]] = (("sha256", self._sha256), ("md5", self._md5))
         return [
             Job(algorithm, each.context, pieces, partial(_update_by, each, pieces))
@@ -504,12 +504,12 @@ class PrefixHashes:
         return Digests(md5=self._md5.hexdigest() if self._md5 else None, sha256=self._sha256.hexdigest())
 
 
-# It yields what is to be hashed next, and returns once nothing of its turn is left.
+# Yields the next bytes to hash. Returns when the turn is over.
 Turn = Generator[tuple[PrefixHashes, memoryview], None, T]
 
 
 def take(turn: Turn[T]) -> T:
-    """Take a turn alone."""
+    """Take one turn alone."""
     try:
         while True:
             hashes, piece = next(turn)
@@ -522,8 +522,8 @@ def take(turn: Turn[T]) -> T:
 
 
 def take_together(turns: Sequence[Turn[T]]) -> list[tuple[T | Exception, int]]:
-    """Take turns step by step. Return the outcome of each, and how many bytes of it were hashed; what one of them raises is
-    its outcome, and harms no other."""
+    """Take turns together, step by step. Return the outcome of each turn and the number of bytes that it hashed. If a turn
+    raises an exception, the exception is its outcome, and the other turns go on."""
     outcomes: dict[int, T | Exception] = {}
     lengths = [0] * len(turns)
     try:
@@ -547,7 +547,7 @@ def take_together(turns: Sequence[Turn[T]]) -> list[tuple[T | Exception, int]]:
 
 
 def update_together(updates: Sequence[tuple[PrefixHashes, memoryview]]) -> None:
-    """Advance each by its piece: the same hash of all of them at once, in this thread, where there are lanes for it."""
+    """Advance each prefix by its piece, in this thread: the same hash of all of them at once, if there are lanes."""
     hashes = [each for prefix, _ in updates for each in (prefix._sha256, prefix._md5) if each is not None]
     if len(updates) < 2 or not all(isinstance(each, _OpenSslHash) for each in hashes):
         for prefix, piece in updates:
@@ -567,22 +567,22 @@ def update_together(updates: Sequence[tuple[PrefixHashes, memoryview]]) -> None:
         prefix.position += len(piece)
 
 
-# What waits for the hashes of a prefix: bodies, and senders
+# Bodies and senders that wait for the hashes of a prefix
 
-# Bodies that a process keeps beyond their requests, of chunks that count: two of 8 MiB for each of 16 uploads.
+# Bytes of chunks that count, which a process keeps beyond their requests: two chunks of 8 MiB for each of 16 uploads.
 MAX_KEPT_BYTES = 256 << 20
-# A sender waits for the digests for so long at most.
+# The longest time that a sender waits for the digests.
 _PATIENCE_SECONDS = 5.0
 
 
 @dataclass(eq=False)
 class Bodies:
-    """The bodies that a process keeps beyond their requests, within a bound."""
+    """The bodies that a process keeps beyond their requests, within a limit."""
 
     _kept_bytes: int = 0
 
     def keep(self, body: Body, most_bytes: int) -> bool:
-        """Keep a body, unless it would be more than so many bytes with it; returns whether it is kept."""
+        """Keep a body, unless all kept bodies would then have more than `most_bytes`. Return whether it is kept."""
         if not self.has_room(body, most_bytes):
             return False
         body.keep()
@@ -593,7 +593,7 @@ class Bodies:
         return self._kept_bytes + body.length <= most_bytes
 
     def hand_over(self, body: Body, others: "Bodies") -> "Bodies":
-        """Let a body that is kept be one of `others`, whether there is room or not."""
+        """Move a kept body to `others`, even beyond the limit."""
         self._kept_bytes -= body.length
         others._kept_bytes += body.length
         return others
@@ -605,19 +605,19 @@ class Bodies:
 
 @dataclass(eq=False)
 class Following:
-    """An upload whose digests a process brings up with its chunks, and the senders that wait for them."""
+    """An upload whose digests follow the chunks in this process, and the senders that wait for the digests."""
 
     upload: Upload
     task: asyncio.Task[None] | None = field(default=None, init=False)
     _moved: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def tell_senders(self) -> None:
-        """Let those who wait see for themselves."""
+        """Wake the waiting senders. Each of them checks again whether to wait."""
         self._moved.set()
         self._moved = asyncio.Event()
 
     async def wait_while(self, is_far: Callable[[], bool]) -> None:
-        """Wait until the digests are not far behind, but not for long."""
+        """Wait while the digests are far behind, but 5 s at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 while is_far():

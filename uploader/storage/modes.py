@@ -1,6 +1,6 @@
-"""The modes and owners of files: who else may do what with those of an installation.
+"""Finds files of an installation that other accounts may access, and closes them.
 
-The start takes from others what they may; `uploader doctor` looks at all, and changes nothing. Neither follows a symlink.
+The start closes them. `uploader doctor` looks at all of them and changes nothing. Neither follows a symlink.
 """
 
 import logging
@@ -17,17 +17,17 @@ from uploader.storage import disk
 logger = logging.getLogger(__name__)
 
 _OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-# To go through a directory, whatever else: the group, or all.
+# The right to pass through a directory, of the group or of all accounts.
 _PASSING = stat.S_IXGRP | stat.S_IXOTH
-# Between two looks at the clock.
+# Entries between two looks at the clock.
 _ENTRIES = 256
 _SHOWN = 3
 
 
 def close_to_others(paths: Iterable[Path]) -> bool:
-    """Take from other accounts what they may do with these files and directories, and say so in one line; what belongs to
-    another account, or can't be changed, is told in another. Return whether anything was taken. What is not there, and
-    symlinks, are passed over."""
+    """Take all rights of other accounts to these files and directories away. Log one line about the closed paths, and
+    another line about paths that belong to others or can't be changed. Skip missing paths and symlinks. Return whether any
+    path was closed."""
     closed: list[str] = []
     open_still: list[str] = []
     for path in paths:
@@ -45,9 +45,9 @@ def close_to_others(paths: Iterable[Path]) -> bool:
 
 
 def _close_to_others(path: Path) -> bool | None:
-    """Return whether they have no access any more; None if they had none."""
+    """Return True if the path is closed now, False if it is still open, None if it was closed before."""
     try:
-        # It opens nothing: to close a file that SQLite has open would give up SQLite's locks.
+        # O_PATH opens no file: closing a file that SQLite has open would drop SQLite's locks.
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
     except PermissionError:
         return False
@@ -66,7 +66,7 @@ def _close_to_others(path: Path) -> bool | None:
 
 @dataclass(slots=True)
 class Tally:
-    """A count of paths, and the first of them."""
+    """A count of paths, with the first few of them."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
@@ -83,8 +83,9 @@ class Tally:
 
 @dataclass(slots=True)
 class Access:
-    """The paths whose modes let other accounts in: `open` ones, those that a directory above closes, those that belong to
-    another account, and those that could not be looked at. `is_whole`: there was time to look at all."""
+    """The paths whose modes let other accounts in: `open` paths can be reached, `closed_above` paths lie below a closed
+    directory. `foreign` paths have another owner. `hidden` paths could not be looked at. `is_whole`: there was time for
+    all."""
 
     seen: int = 0
     is_whole: bool = True
@@ -95,7 +96,7 @@ class Access:
 
 
 class _OutOfTime(Exception):
-    """The rest is not looked at."""
+    """The time to look is over."""
 
 
 @dataclass(slots=True)
@@ -115,7 +116,7 @@ class _Look:
             access.foreign.add(path)
 
     def walk(self, path: str, parent: int | None, *, reachable: bool) -> None:
-        """Look at what is in a directory, a path or a name in an open `parent`, and below."""
+        """Look at everything below a directory. `parent`: the open directory that contains it; None: open it by its path."""
         name = path if parent is None else path.rpartition("/")[2]
         try:
             descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=parent)
@@ -126,7 +127,7 @@ class _Look:
             return
         with disk.opened(descriptor), os.scandir(descriptor) as entries:
             for entry in entries:
-                with suppress(FileNotFoundError):  # it went meanwhile
+                with suppress(FileNotFoundError):  # removed meanwhile
                     self.look(f"{path}/{entry.name}", entry.stat(follow_symlinks=False), descriptor, reachable)
 
     def look(self, path: str, found: os.stat_result, parent: int | None, reachable: bool) -> None:
@@ -138,8 +139,8 @@ class _Look:
 
 
 def look_at_access(data: Path, ours: Iterable[Path], *, owns_all: bool, seconds: float) -> Access:
-    """Look at a data directory and, all the way down, at `ours`: what an installation has in it or elsewhere, in this order,
-    as long as there is time. `owns_all`: nothing else is in that directory, so its own mode counts, too."""
+    """Look at a data directory and at everything below `ours`, in this order, until the time is over. `ours`: the paths of
+    an installation, here or elsewhere. `owns_all`: the data directory holds nothing else, and its mode counts, too."""
     found = data.stat()
     looking = _Look(found.st_uid, time.monotonic() + seconds)
     try:
@@ -164,8 +165,8 @@ def _there(paths: Iterable[Path], access: Access) -> Iterator[tuple[Path, os.sta
 
 
 def is_readable_to_others(path: Path) -> bool:
-    """Return whether any account may read a file, or others than its owner may change it, by its own mode. What is mounted
-    there by itself, or lies in memory, is what gives containers their secrets: no other account is there."""
+    """Return whether the mode of a file lets any account read, or others than the owner write. A mount by itself and a file
+    in memory are how containers get secrets: no other account is there."""
     mode = path.stat().st_mode
     if not mode & (stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
         return False
@@ -174,7 +175,7 @@ def is_readable_to_others(path: Path) -> bool:
 
 
 def umask() -> int:
-    """Return the umask of this process, which is not changed for the look (`proc_pid_status(5)`)."""
+    """Return the umask of this process without changing it (`proc_pid_status(5)`)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)

@@ -1,4 +1,4 @@
-"""The whole store of a process, and what every store does alike."""
+"""The base class of all stores, and their shared code: the mark of the installation, thread pools, signatures, the spool."""
 
 import hashlib
 import json
@@ -29,13 +29,13 @@ from uploader.storage.ballast import Ballast
 from uploader.storage.base import BlobBytes, Digests, Found, Gone, Housekeeping, Pace, Piece, Stopping, UploadBytes
 from uploader.storage.hashes import BlockChecksums, gather_here, most_threads
 
-# Of a signature.
+# The CRC-32 at the end of a stored signature.
 _CHECKSUM = Struct(">I")
 
 
 @dataclass(frozen=True)
 class BytesBlob:
-    """Bytes in memory, open to be read."""
+    """An open blob whose bytes are in memory."""
 
     _content: bytes
 
@@ -46,12 +46,12 @@ class BytesBlob:
         return [self._content[offset : offset + length] for offset, length in ranges]
 
     async def close(self) -> None:
-        """They go with their last user."""
+        """Do nothing: the memory goes with the object."""
 
 
 @dataclass(eq=False)
 class _Reading:
-    """The bytes of a blob in order, of which the SHA-256 is computed on the way."""
+    """A blob as a file to read from. Computes the SHA-256 on the way."""
 
     _pieces: Generator[Piece]
     _check_stopping: Callable[[], None]
@@ -73,11 +73,10 @@ class _Reading:
         return count
 
 
-# Of which installation a store says that it is: how it comes to say so, in an order that a crash may break off
-# anywhere.
+# The mark of a store: the id of the installation to which the store belongs.
 #
-# Several processes may start at once, and each may die at any line. So a first start proposes, the database decides,
-# and what it has decided is settled in the store.
+# Several processes may start at once, and each may die at any line. So a first start proposes an id, the database decides
+# between the proposals, and the store then gets the winning id as its mark.
 
 
 T = TypeVar("T")
@@ -88,56 +87,56 @@ INSTALLATION_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The installation to which a store says that it belongs."""
+    """The installation ids that were found in a store."""
 
     installation: str | None
-    # By first starts that are under way, or were interrupted: by one at the most, where that can be decided.
+    # Ids that first starts proposed; they are still running, or were interrupted. A local store holds at most one.
     proposed: frozenset[str]
-    # Whether an older version has made the mark, which an older program would believe.
+    # True if an older version wrote the mark. An older program would still accept the store.
     is_outdated: bool = False
-    # Whether bytes of the mark changed since the mark was written; its installation is known from the database alone.
+    # True if bytes of the mark changed after the mark was written. Only the database knows the installation then.
     is_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StoreName:
-    """The names of a store in messages to those who run the server."""
+    """The words for a store in messages to the operator."""
 
-    # After "the".
+    # Follows "the".
     name: str
-    # The setting that says where it is.
+    # The setting that says where the store is.
     setting: str
-    # What to ask first where it should have something to say, and has not.
+    # A question to the operator of a store without a mark.
     question: str
 
 
 class MarkFiles(ABC):
-    """The files in which a store keeps its marks. In threads."""
+    """The files or objects with the mark and the proposals of a store. Methods run in threads."""
 
     store: StoreName
 
     @abstractmethod
     def read(self, known: str | None = None) -> Marks:
-        """Read the proposals first: one goes once the mark is there, so one of the two is always seen. `known`: the
-        installation of the database, by which a damaged mark is recognised. Raises ConfigurationError."""
+        """Read the proposals, then the mark: proposals are removed after the mark is written, so one of the two is always
+        found. `known`: the database's installation, to recognise a damaged mark. Raises ConfigurationError."""
 
     @abstractmethod
     def propose(self, installation: str, marks: Marks) -> None:
-        """Propose to be of an installation, durably; unless `marks`, which were just read, have a proposal that stands."""
+        """Write a proposal, durably, unless `marks` (just read) already contain one."""
 
     @abstractmethod
     def write(self, installation: str, *, replace: bool) -> None:
-        """Be of an installation, durably; unless `replace`, only if it is of none yet, where a store can tell."""
+        """Write the mark, durably. Without `replace`, an existing mark stays, if the store can check that."""
 
     @abstractmethod
     def forget_proposals(self, *, is_durable: bool = True) -> None:
-        """Propose nothing any more. Unless the mark `is_durable`, it is made so before: its writer may have died."""
+        """Remove all proposals. Unless the mark `is_durable`, make the mark durable first: its writer may have died."""
 
 
 @dataclass(frozen=True)
 class InstallationMark:
-    """The id of the installation in a store. May be asked before the store is prepared. All raise ConfigurationError if a
-    newer version has been here, StorageFailed, StorageFull."""
+    """The id of the installation, kept in a store. Works before the store is prepared. All methods raise ConfigurationError
+    if a newer version has written to the store, StorageFailed, StorageFull."""
 
     _files: MarkFiles
     _pool: Pool
@@ -150,19 +149,19 @@ class InstallationMark:
         return await self._run(lambda: self._files.read(known))
 
     async def propose(self, installation: str) -> str:
-        """Propose to be of an installation, durably, unless it is of one, or another one is proposed; returns which."""
+        """Propose an installation, durably, unless a mark or a proposal exists. Return the id in the store."""
         return await self._run(self._propose, installation)
 
     async def settle(self, installation: str) -> None:
-        """Be of an installation, durably, if it is of none yet; nothing is proposed any more. Repeatable."""
+        """Write a missing mark, renew an outdated or damaged one, durably, and remove all proposals. Repeatable."""
         await self._run(self._settle, installation)
 
     async def replace(self, installation: str) -> None:
-        """Be of an installation, durably, whatever it says now."""
+        """Write the mark, durably, in place of any other mark."""
         await self._run(self._replace, installation)
 
     async def _run(self, work: Callable[..., T], *arguments: str) -> T:
-        """Raises StorageFailed, which names the setting to look at."""
+        """Run `work` in a thread. Add the name of the setting to a StorageFailed."""
         try:
             return await self._pool.run(work, *arguments)
         except StorageFailed as error:
@@ -175,7 +174,7 @@ class InstallationMark:
         if marks.installation is None:
             self._files.propose(installation, marks)
             marks = self._files.read()
-            if marks.installation is not None and marks.proposed:  # another first start ended at this moment
+            if marks.installation is not None and marks.proposed:  # another first start has just ended
                 self._files.forget_proposals()
         return marks.installation or min(marks.proposed, default=installation)
 
@@ -195,17 +194,17 @@ class InstallationMark:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The version of what is in a store, and its installation."""
+    """The content of a mark: the version of the store's format, and the installation."""
 
     version: int
     installation: str
-    # Whether the mark has a checksum, which an older version did not write.
+    # False if an older version wrote the mark, without a checksum.
     is_checked: bool = True
     is_damaged: bool = False
 
 
-# A damaged mark with a checksum may have so many other bytes. The mark of a foreign installation has about 38: the digits of
-# the id, of which one in 16 is equal by chance, and those of the checksum.
+# A damaged mark with a checksum may have this many wrong bytes. The mark of a foreign installation differs in about 38
+# bytes: the digits of the id and of the checksum, less one digit in 16 that is equal by chance.
 _MOST_DAMAGED_BYTES = 8
 
 
@@ -235,14 +234,14 @@ def parse_mark(content: bytes, newest_version: int, known: str | None = None) ->
         for version in range(1, newest_version + 1):
             checked = mark_of(version, known)
             unchecked = json.dumps({"format": version, "id": known}).encode()
-            # Without a checksum one byte at most: an id that differs in more may be another installation's.
+            # Without a checksum, one wrong byte at most: an id with more may be the id of another installation.
             if _differ(content, unchecked) <= 1 or _differ(content, checked) <= _MOST_DAMAGED_BYTES:
                 return Mark(version, known, is_damaged=True)
     return None if mark is None or mark.is_checked else mark
 
 
 def _differ(content: bytes, expected: bytes) -> float:
-    """Count the bytes that differ; infinitely many if the lengths do."""
+    """Count the bytes that differ. Return infinity if the lengths differ."""
     if len(content) != len(expected):
         return math.inf
     return sum(one != other for one, other in zip(content, expected, strict=True))
@@ -254,8 +253,8 @@ def _gather() -> None:
 
 
 class Threads:
-    """Threads for the store. Short work shares a core with the event loop (`uploader/runtime/cores.py`); long work, by the
-    number of bytes or of files, runs anywhere."""
+    """The thread pools of a store. Short work shares a core with the event loop (`uploader/runtime/cores.py`). Work on many
+    bytes or files is long and runs on any core."""
 
     def __init__(self) -> None:
         cores = os.cpu_count() or 1
@@ -263,15 +262,15 @@ class Threads:
             gauge.labels(kind).set(lanes)
         self.disk = Pool(16, "disk", translate=disk.refusal)
         self.long = Pool(16, "disk, long", translate=disk.refusal, initializer=run_anywhere)
-        # Of their own, so that downloads do not wait for writes to be synced, nor either for long work.
+        # A separate pool: downloads wait neither for syncs nor for long work.
         self.reading = Pool(8, "reading", translate=disk.refusal)
         self.hashing = Pool(cores, "hashing", translate=disk.refusal, initializer=give_way)
         self.long_hashing = Pool(cores, "hashing, long", translate=disk.refusal, initializer=give_way_anywhere)
-        # They wait for each other, and only as many compute as there are cores.
+        # These threads wait for each other, and only as many compute at once as there are cores.
         self.digesting = Pool(most_threads(), "digests", translate=disk.refusal, initializer=_gather)
-        # Of their own, so that signatures of large files hold up no merge.
+        # A separate pool: signatures of large files do not delay merges.
         self.signing = Pool(2, "signing", translate=disk.refusal, initializer=give_way_anywhere)
-        # Of its own, because a reader at a pace sleeps in its thread.
+        # A separate pool: a reader with a pace sleeps in its thread.
         self.scrubbing = Pool(1, "scrubbing", translate=disk.refusal, initializer=give_way_to_all)
 
     def shutdown(self) -> None:
@@ -281,51 +280,50 @@ class Threads:
 
 
 class Store(UploadBytes, BlobBytes, Housekeeping):
-    """All that the store of a process can do, from `prepare` to `close`."""
+    """The complete store of a process, to be used between `prepare` and `close`."""
 
-    # Whether its blobs are files where the local store has them, which backups link and copy.
+    # True if blobs are files in the layout of the local store, so backups can link and copy them.
     keeps_files: bool
     marks: InstallationMark
-    # What could lose data here though all works, once it was prepared.
+    # A risk for the data that `prepare` found although everything works.
     doubt: str | None = None
-    # When it was checked last.
+    # Result of the last `check`.
     is_full = False
-    # Of the filesystem of the data directory, or of the database.
+    # The ballast on the filesystem of the data directory, or of the database.
     ballast: Ballast | None = None
 
     def __init__(self, reading: Pool | None = None) -> None:
-        """`reading`: the threads that wait for where blobs are read from."""
+        """`reading`: the threads that read blobs; by default those of this store."""
         self.threads = Threads()
         self._stopping = threading.Event()
         self._reading = reading or self.threads.reading
-        # Each is computed once at a time in this process.
+        # A process computes each signature only once at a time.
         self._signing = OnePerKey[bytes]()
 
     @abstractmethod
     async def prepare(self) -> None:
-        """Make ready to store. Raises ConfigurationError if this place is unfit."""
+        """Make the store ready. Raises ConfigurationError if the place is unfit."""
 
     async def diagnoses(self, *, upload_expiry_seconds: float) -> list[Diagnosis]:
-        """Tell what is wrong with the place where the bytes are, by a few questions; nothing is written. Raises
+        """Ask a few questions about the place of the bytes, and return its problems. Writes nothing. Raises
         StorageFailed."""
         return []
 
     def stop(self) -> None:
-        """Let long work end with Stopping."""
+        """Make long work end with Stopping."""
         self._stopping.set()
 
     def check_stopping(self) -> None:
-        """Raises Stopping."""
+        """Raises Stopping after `stop`."""
         if self._stopping.is_set():
             raise Stopping
 
     async def read_signature(self, sha256: str, size: int) -> bytes:
-        """Read the signature of a blob; computed where it is not kept, which takes as long as reading the blob. Raises
-        Gone if the blob is not there, or is something else; StorageFull, StorageFailed, Stopping.
+        """Return the signature of a blob. If none is stored, compute it, which takes as long as reading the blob. Raises
+        Gone if the blob is missing or has other bytes; StorageFull, StorageFailed, Stopping.
 
-        It is kept beside the blob, with a checksum, wherever that lies. Nothing is lost with one: it is believed only if its
-        checksum is right and its first line is what it would be now; else it is made anew. It is small enough to be in
-        memory. Nobody makes it durable.
+        The signature is stored beside the blob, with a checksum. It is not synced: a lost signature is computed again. A
+        stored signature is used only if its checksum and its first line are right. A signature fits into memory.
         """
         found = await self.find_blob(sha256)
         if found is None or found.size != size:
@@ -336,16 +334,16 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
         )
 
     def _kept_signature(self, found: Found) -> bytes | None:
-        """Return the kept signature; None if there is none that is whole, and what is wanted now."""
+        """Return the stored signature; None if there is none, or if it is damaged or outdated."""
         stored = self.read_beside(found) or b""
         content, checksum = stored[: -_CHECKSUM.size], stored[-_CHECKSUM.size :]
         is_wanted = content.startswith(delta.head_of(found.size, found.name))
         return content if is_wanted and _CHECKSUM.pack(crc32(content)) == checksum else None
 
     def _make_signature(self, found: Found) -> bytes:
-        """Raises Gone if the bytes are others than they should be."""
+        """Compute the signature and store it. Raises Gone if the blob has other bytes than it should."""
         if kept := self._kept_signature(found):
-            return kept  # made by others since it was looked for
+            return kept  # made by others since the first look
         content = bytearray(delta.head_of(found.size, found.name))
         with closing(self.pieces(found)) as pieces:
             reading = _Reading(pieces, self.check_stopping)
@@ -357,8 +355,8 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
         return bytes(content)
 
     async def hash_blob(self, found: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
-        """Return the digests of bytes of a blob, in the trash or not, as they are read from the disk now; None if there
-        are none. With a `pace` it gives way to everything else. Raises StorageFailed, Stopping."""
+        """Return the digests of a blob, in the trash or not, as the disk gives its bytes back now; None if the blob is
+        missing. With a `pace`, give way to all other work. Raises StorageFailed, Stopping."""
         pool = self.threads.long_hashing if pace is None else self.threads.scrubbing
         return await pool.run(self._hash, found, pace, with_md5)
 
@@ -382,14 +380,14 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
         return None
 
     def blocks_of(self, found: Found) -> BlockChecksums | None:
-        """Begin the checksums of the blocks of a blob; None: this store keeps none of it."""
+        """Begin the checksums of a blob's blocks; None if this store keeps none for the blob."""
         return None
 
     def keep_checksums(self, found: Found, checksums: bytes) -> None:
-        """Keep them beside a blob that was found whole; in a thread. Without them it is as whole."""
+        """Store the block checksums of a blob that was just verified; in a thread. A blob is valid without them."""
 
     async def in_batches(self, pool: Pool, batches: Iterator[list[T]]) -> AsyncIterator[list[T]]:
-        """Yield the items of an iterator, each taken in a thread. Raises Stopping."""
+        """Yield the batches of an iterator, each taken in a thread. Raises Stopping."""
         while True:
             self.check_stopping()
             batch = await pool.run(lambda: next(batches, None))
@@ -398,14 +396,14 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
             yield batch
 
     async def drain(self) -> None:
-        """Wait until the digests have followed what was stored."""
+        """Wait until the digests have caught up with the stored chunks."""
 
     def close(self) -> None:
-        """Give up the threads; nothing is stored after this."""
+        """End the threads. Nothing can be stored afterwards."""
         self.threads.shutdown()
 
 
-# The spool: unlinked files of this node for bodies that are not kept in memory, wherever a store has its bytes.
+# The spool: unlinked files on this node for bodies that are not kept in memory. Every kind of store uses it.
 
 
 _THREADS = 4
@@ -413,7 +411,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class SpooledBytes:
-    """A file without a name: its descriptor is closed with its last user, and then nothing is left of it."""
+    """A file without a name. Its descriptor is closed with its last user, and then the file is gone."""
 
     def __init__(self, pool: Pool, descriptor: int) -> None:
         self._pool = pool
@@ -427,7 +425,7 @@ class SpooledBytes:
         self._length += len(content)
 
     def pieces(self, start: int, length: int) -> Iterator[memoryview]:
-        """Yield so much from there on, in order, read from a thread."""
+        """Yield `length` bytes from `start` on, in order; in a thread."""
         end = start + length
         for offset in range(start, end, _PIECE_BYTES):
             yield memoryview(disk.read(self._descriptor, min(_PIECE_BYTES, end - offset), offset))
@@ -443,21 +441,21 @@ class Spool:
         self._pool = Pool(_THREADS, "spool", translate=disk.refusal, initializer=run_anywhere)
 
     async def prepare(self) -> None:
-        """Raises ConfigurationError if it can't be written."""
+        """Raises ConfigurationError if the directory can't be written, StorageFailed if the error may pass."""
         await self._pool.run(self._prepare)
 
     def _prepare(self) -> None:
         try:
             self._root.open()
             with suppress(FileExistsError):
-                self._root.make_directory("spool")  # whether it outlives a power cut does not matter
-            with self._root.enter("spool") as directory:  # it is one, and no link
+                self._root.make_directory("spool")  # need not survive a power cut
+            with self._root.enter("spool") as directory:  # fails if the entry is a link
                 disk.check_unnamed(directory)
         except OSError as error:
             raise disk.unfit(self._path, error) from error
 
     async def open(self) -> SpooledBytes:
-        """Return a place for a body. Raises StorageFull."""
+        """Return a new file for a body. Raises StorageFull."""
         if self._ballast is not None:
             disk.check_room(self._ballast.reserve)
         return await self._pool.run(self._open)
@@ -467,5 +465,4 @@ class Spool:
             return SpooledBytes(self._pool, directory.open_unnamed())
 
     def close(self) -> None:
-        """Give up the threads."""
         self._pool.shutdown()

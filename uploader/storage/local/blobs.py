@@ -1,15 +1,14 @@
-"""Finished bytes, `blobs/ab/cd/<sha256>`: placed by a link, opened, measured; those that come whole; and the trash.
+"""Blobs, `blobs/ab/cd/<sha256>`: placed by a link, opened, measured. Also whole files, and the trash.
 
-Refuses to know who has a blob: the caller holds the lock of its row.
+Refuses to know whose a blob is: the caller holds the lock of its row.
 
 The trash has bytes that lost their place, as `trash/blobs/ab/<sha256>.<token>`, with the checksums of their blocks beside
-them, and `trash/uploads/<upload_id>.<token>`. A file gets its name there before it loses its own, so that no crash loses
-it. What lies there is as old as its ctime, which a link and a rename renew.
+them, and `trash/uploads/<upload_id>.<token>`. A file gets a name in the trash before it loses the old name, so no crash
+loses a file. The age of an entry is its ctime, which a link and a rename renew.
 
-Contents that come whole are written under the name of their digest before there is a row, and looked at once more under the
-lock of that row. A name without a row counts for nothing: other bytes for it take its place, and what is
-left of a crash is housekeeping's. So a name may be there before its bytes are durable, and all that was written at one time
-is made durable by one call.
+A whole file is written under the name of its digest before it has a row, and looked at once more under the lock of the row.
+A name without a row counts for nothing: other bytes may take its place, and housekeeping removes the remains of a crash. So
+a name may exist before the bytes are durable, and one sync makes the files of many requests durable.
 """
 
 import asyncio
@@ -43,16 +42,16 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _READ_BYTES = 1 << 20
-# How often a directory may be removed at the moment at which it is used.
+# How often to try when a directory is removed just as it is used.
 _WITHIN_ATTEMPTS = 100
-# In front of a signature, with the version of the format.
+# The beginning of a stored signature, with the version of its format.
 _SIGNATURE = b"uploader signature 1\n"
 _LIST_BATCH = 250
-# A content of more is hashed where long work is done, and waits for no other one.
+# Larger contents are hashed with other long work, and do not wait for others.
 _SMALL_BYTES = 256 << 10
-# From so many contents on one sync of the whole filesystem takes less than one for each file and directory.
+# For this many contents, one sync of the whole filesystem takes less time than one sync per file and directory.
 _MANY = 4
-# What is stored together at most.
+# Contents to store together, at most.
 _GROUP = 256
 
 
@@ -62,35 +61,36 @@ class LocalBlobs(Store):
     def __init__(self, root: Root, *, keeps_trash: bool, verifies: bool) -> None:
         super().__init__()
         self._root = root
-        # Whether what is read is compared first.
+        # True if bytes are compared before anybody gets them.
         self._verifies = verifies
         self.keeps_trash = keeps_trash
-        # On the disk, by a walk of a moment ago and what this process did since.
+        # Bytes on the disk, from the last walk, and the changes by this process since.
         self._trash_bytes = 0
-        # Until when that is fresh, by the monotonic clock.
+        # The end of the trust in this figure, by the monotonic clock.
         self._trash_fresh_until = float("-inf")
-        # Contents that come while others are being stored.
+        # Whole files that came while others are being stored.
         self._arrivals: list[tuple[Sequence[Arrival], asyncio.Future[None]]] = []
         self._storing: asyncio.Task[None] | None = None
 
     # Reading
 
     async def open_blob(self, sha256: str, size: int) -> LocalBlob:
-        """Open a blob in one hop, because every download begins with it."""
+        """Open a blob in one hop, because every download begins like this."""
         return await self.threads.reading.run(self._open_blob, blob_path(sha256), size, sha256)
 
     async def open_found(self, found: Found) -> LocalBlob:
         return await self.threads.long.run(self._open_blob, found.place, found.size, found.name)
 
     def _open_blob(self, place: str, size: int, sha256: str) -> LocalBlob:
-        """Open a blob to be compared with its SHA-256."""
+        """Open a blob; its bytes will be compared unless the store does not verify."""
         parent, _, name = place.rpartition("/")
         with _entered(self._root, parent) as directory:
             file = self._open_in(directory, name, size, sha256)
         return VerifiedBlob(self.threads.reading, file) if self._verifies else LocalBlob(self.threads.reading, file)
 
     def _open_in(self, directory: Directory, name: str, size: int, sha256: str) -> BlobFile:
-        """Open the list first: nobody unlinks it before the blob. Raises Gone, FileNotFoundError."""
+        """Open the list of checksums, then the blob: nobody unlinks the list before the blob. Raises Gone,
+        FileNotFoundError."""
         compared_with = sha256 if self._verifies else None
         listed = None if compared_with is None else BlockList.open(directory, name, compared_with, size)
         try:
@@ -105,7 +105,7 @@ class LocalBlobs(Store):
         return file
 
     async def read_contents(self, contents: Sequence[tuple[str, int]]) -> list[bytes | None]:
-        """Read them in one hop, because many small files are read so."""
+        """Read all of them in one hop, because many small files are read like this."""
         return await self.threads.reading.run(self._read_contents, contents)
 
     def _read_contents(self, contents: Sequence[tuple[str, int]]) -> list[bytes | None]:
@@ -116,7 +116,7 @@ class LocalBlobs(Store):
             return [None] * len(contents)
 
     def _read_content(self, blobs: Directory, sha256: str, size: int) -> bytes | None:
-        """Return a content that was compared with its SHA-256, whatever its size; None if it is not there."""
+        """Return a content of this size and SHA-256; None if it is missing or differs."""
         try:
             with (
                 blobs.enter(fan_out(sha256)) as directory,
@@ -143,7 +143,7 @@ class LocalBlobs(Store):
             try:
                 with self._root.enter("blobs"):
                     pass
-            except FileNotFoundError as error:  # no blob is missing, but what they all are in
+            except FileNotFoundError as error:  # not this blob is missing, but the directory of all blobs
                 raise StorageAway(inside="there is no directory blobs in UPLOADER_DATA") from error
         return found
 
@@ -151,7 +151,7 @@ class LocalBlobs(Store):
         return await self.threads.disk.run(lambda: [self._blob_size(sha256) for sha256 in sha256s])
 
     def _blob_size(self, sha256: str) -> int | None:
-        """Return the size of a blob; None also if nobody can tell."""
+        """Return the size of a blob; None also if the disk can't tell."""
         try:
             with self._root.enter(f"blobs/{fan_out(sha256)}") as directory:
                 return directory.size(sha256)
@@ -169,7 +169,7 @@ class LocalBlobs(Store):
             while count := disk.read_into(descriptor, buffer, done):
                 yield buffer[:count]
                 done += count
-                if cold:  # what is read here does not push out what is being served
+                if cold:  # leave the page cache to downloads
                     disk.drop_cache(descriptor)
 
     # The checksums of blocks, `blobs/ab/cd/<sha256>.checksums`
@@ -178,7 +178,8 @@ class LocalBlobs(Store):
         return BlockChecksums() if are_blocks_listed(found.size) else None
 
     def keep_checksums(self, found: Found, checksums: bytes) -> None:
-        """Keep them beside the blob, unless they are there. Of a copy in the trash they are there before it is."""
+        """Keep checksums beside the blob, unless they are there. A blob in the trash may come back: its list waits for
+        it."""
         try:
             with self._root.make_unsynced(f"blobs/{fan_out(found.name)}") as directory:
                 if not _is_kept(directory, found.name, found.size, checksums):
@@ -222,7 +223,7 @@ class LocalBlobs(Store):
                 crash_point("blob.after_link")
             except FileExistsError:
                 if not os.path.samestat(source.status(name), target.status(sha256)):
-                    # Bytes that were just verified win over bytes that are there, whatever they are.
+                    # Bytes that were just verified replace any bytes in their place.
                     self._make_way(target, sha256)
                     target.unlink(draft)
                     source.link(name, target, draft)
@@ -237,7 +238,7 @@ class LocalBlobs(Store):
         crash_point("blob.after_directory_sync")
 
     def _make_way(self, target: Directory, sha256: str) -> None:
-        """Keep the bytes that are there. What is no file has none, and goes."""
+        """Keep a file in the trash that is about to be replaced. Anything but a file is removed."""
         if target.make_way(sha256):
             self._keep_file(target, sha256, sha256)
 
@@ -263,19 +264,19 @@ class LocalBlobs(Store):
                 else:
                     if directory.make_way(name):
                         self._keep_file(directory, name, found.name)
-                    directories.unlink_blob(directory, name)  # a power cut may undo it: then it has both names
+                    directories.unlink_blob(directory, name)  # a power cut may undo it and leave both names
         except FileNotFoundError:
             return False  # somebody else was faster
         return True
 
     def _keep_file(self, directory: Directory, name: str, sha256: str) -> None:
-        """Give a file that is about to lose its name another one in the trash, durably."""
+        """Give a file a second name in the trash, durably, before it loses its own."""
         if not self.keeps_trash:
             return
         with directories.made(self._root, f"trash/blobs/{sha256[:2]}") as trash:
             unique = _unique(sha256)
             directory.link(name, trash, unique)
-            with suppress(OSError):  # without its checksums it is as whole
+            with suppress(OSError):  # the copy is valid without its checksums
                 directory.link(checksums_name(sha256), trash, checksums_name(unique))
             trash.sync()
         self._trash_bytes += directory.status(name).st_blocks * directories.BLOCK_BYTES
@@ -328,13 +329,13 @@ class LocalBlobs(Store):
         yield Stretch([], None)
 
     async def remove_emptied(self, opened_before: datetime) -> None:
-        """Remove directories of blobs; what is placed there at this moment makes them anew."""
+        """Remove empty directories of blobs. A blob placed at this moment makes its directory anew."""
         parts = directories.blob_directories(self._root)
         async for batch in self.in_batches(self.threads.long, iter(lambda: list(islice(parts, _LIST_BATCH)), [])):
             await self.threads.long.run(directories.remove_empty, self._root, batch)
 
     async def giving_back(self, pool: Pool, work: Callable[..., T], *of: object) -> T:
-        """Run `work`, which gives room back, and may need a little for that. Raises as it does."""
+        """Run `work`, which frees space. If it needs a little space for that, give the ballast up. Raises as `work` does."""
         try:
             return await pool.run(work, *of)
         except StorageFull:
@@ -347,7 +348,7 @@ class LocalBlobs(Store):
         self._trash_bytes -= done * found.in_trash * found.disk_bytes
         return done
 
-    # Contents that come whole. Small ones that come while others are being stored are stored together.
+    # Whole files. Small ones are stored together if they come while others are being stored.
 
     async def store_arrivals(self, arrivals: Sequence[Arrival]) -> None:
         if self.ballast is not None:
@@ -374,7 +375,7 @@ class LocalBlobs(Store):
             error: BaseException | None = None
             try:
                 await (self.threads.disk if is_short else self.threads.long).run(self._write_arrivals, together)
-            except BaseException as failure:  # whatever ends this: nobody is to wait for ever
+            except BaseException as failure:  # any error: nobody may wait for ever
                 error = failure
             for _, stored in group:
                 if not stored.done():
@@ -383,7 +384,7 @@ class LocalBlobs(Store):
     # In a thread
 
     def place_arrivals(self, arrivals: Sequence[Arrival]) -> Mapping[str, str]:
-        """The SHA-256 says where each is."""
+        """Return no locations: the place of a blob follows from its SHA-256."""
         placed: dict[str, object] = {}
         for arrival in arrivals:
             sha256 = arrival.sha256_of_bytes
@@ -396,14 +397,14 @@ class LocalBlobs(Store):
         return {}
 
     def _still_placed(self, arrival: Arrival) -> object:
-        """Return the place where it was stored, if nobody has changed that since."""
+        """Return the place of a stored arrival, if nobody has changed it since."""
         place = arrival.place
         if not isinstance(place, os.stat_result):
             return None
         return place if self._root.has(blob_path(arrival.sha256_of_bytes), place, unchanged=True) else None
 
     def _write_anew(self, arrival: Arrival) -> os.stat_result:
-        """Make its bytes the blob, durably, whatever is there. Returns what it is now."""
+        """Write the arrival as its blob, durably, in place of other bytes. Return the status of the file."""
         sha256 = arrival.sha256_of_bytes
         draft = _unique(sha256)
 
@@ -422,11 +423,10 @@ class LocalBlobs(Store):
         return _within(partial(directories.made, self._root, f"blobs/{fan_out(sha256)}"), write)
 
     def _write_arrivals(self, arrivals: Sequence[Arrival]) -> None:
-        """Write the arrivals. On a filesystem without what it takes to sync all at once, each content is synced by
-        itself."""
+        """Write the arrivals. If they are few, or if the filesystem can't sync all at once, sync each by itself."""
         whole = len(arrivals) >= _MANY and self.doubt is None
         written: dict[str, object] = {}
-        # Opened before anything is written: what is written from here on, this descriptor is told of if it fails.
+        # Opened before anything is written: this descriptor is told of later writes that fail.
         with self._root.enter("blobs") as blobs:
             for arrival in arrivals:
                 try:
@@ -446,8 +446,8 @@ class LocalBlobs(Store):
 
 
 def _within(make: Callable[[], Directory], work: Callable[[Directory], T]) -> T:
-    """Run `work` in a directory that `make` opens or makes; once more in a new one, if it is removed at this moment, because
-    it was empty."""
+    """Run `work` in a directory that `make` opens or makes. If the directory is removed at this moment, as an empty one, try
+    again."""
     for attempt in range(1, _WITHIN_ATTEMPTS + 1):
         is_removed = True
         try:
@@ -480,8 +480,8 @@ def _write_arrival(directory: Directory, *, arrival: Arrival, synced: bool) -> o
 
 
 def _write_blob(directory: Directory, sha256: str, body: Body, *, synced: bool) -> os.stat_result | None:
-    """Have the bytes of a body under the name of their digest, in a new file, or one that is there already. None if that
-    holds something else, can't be read, or goes at this moment."""
+    """Write a body to the file with the name of its digest, new or not. Return None if an existing file has other bytes,
+    can't be read, or goes at this moment."""
     is_new = True
     try:
         opened = directory.create_to_write(sha256)
@@ -495,11 +495,11 @@ def _write_blob(directory: Directory, sha256: str, body: Body, *, synced: bool) 
         if not is_new and not _holds(descriptor, body):
             return None
         try:
-            # The same bytes once more: what the page cache has may be of a sync that failed, and no later one tells of it.
+            # Write the same bytes again: the page cache may hold bytes of a failed sync, and no later sync reports them.
             write_all(descriptor, body.pieces())
         except BaseException:
             if is_new:
-                # Nothing is left of what can't be written whole. But for its name: that may be somebody else's by now.
+                # Leave nothing of an incomplete file but its name, which may already be somebody else's.
                 disk.resize(descriptor, 0)
             raise
         if synced:
@@ -519,7 +519,7 @@ def _holds(descriptor: int, body: Body) -> bool:
 
 
 def keep_list(directory: Directory, sha256: str, size: int, checksums: bytes) -> None:
-    """Have the list beside a blob. Where that can't be none is there, rather than one that may be wrong."""
+    """Write the list beside a blob. If this fails, no list stays there, because an old one may be wrong."""
     made, name = list_of(sha256, size, checksums), f"{sha256}{directories.CHECKSUMS}"
     draft = _unique(sha256)
     try:
@@ -537,7 +537,7 @@ def keep_list(directory: Directory, sha256: str, size: int, checksums: bytes) ->
 
 
 def _is_kept(directory: Directory, sha256: str, size: int, checksums: bytes) -> bool:
-    """Return whether exactly this list is beside a blob."""
+    """Return whether a blob has exactly this list."""
     try:
         return directory.read_whole(f"{sha256}{directories.CHECKSUMS}") == list_of(sha256, size, checksums)
     except OSError:
@@ -545,7 +545,7 @@ def _is_kept(directory: Directory, sha256: str, size: int, checksums: bytes) -> 
 
 
 def _place_list(source: Directory, target: Directory, sha256: str) -> None:
-    """Let the list of an upload be that of its blob. It may be there already, or nowhere."""
+    """Move the list of an upload to its blob. It may be there already, or missing."""
     with suppress(OSError):
         source.rename("checksums", f"{sha256}{directories.CHECKSUMS}", target)
         crash_point("blob.after_checksums")
@@ -560,7 +560,7 @@ def write_all(descriptor: int, pieces: Iterable[memoryview]) -> None:
 
 @contextmanager
 def _entered(root: Directory, path: str) -> Iterator[Directory]:
-    """Yield a directory. Raises Gone if anything is missing within."""
+    """Yield a directory. Raises Gone if anything is missing in it."""
     try:
         with root.enter(path) as directory:
             yield directory

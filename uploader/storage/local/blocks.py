@@ -1,12 +1,12 @@
-"""Reads an open blob by the checksums of its blocks, `<sha256>.checksums` beside it, before anybody has a byte of them.
+"""Reads an open blob, and compares its blocks with their checksums before anybody gets the bytes. The checksums lie beside
+the blob, in `<sha256>.checksums`.
 
-They were made of the very bytes that the SHA-256 was computed of. So they follow from that, whoever makes them. A blob that
-is read at one go needs none: it is compared with its name. A list that is lost, torn or of another format is none: the bytes
-are given as they are, until the scrub has read the whole blob and made the list anew. So nothing rests on it, and nobody
-makes it durable.
+They were computed from the same bytes as the SHA-256, so every process computes the same list. A blob of one read needs no
+list: it is compared with its name. A list that is lost, torn or of another format is ignored. Then the bytes are returned as
+they are, until the scrub has read the whole blob and made the list anew. No data depends on a list, and it is never synced.
 
-Whoever meets a block that is not its own raises BytesAltered: if it is the block or its checksum, the whole blob says.
-Runs in threads.
+A block with another checksum raises BytesAltered. Only the whole blob tells whether the block or the checksum is wrong. Runs
+in threads.
 """
 
 import threading
@@ -40,19 +40,19 @@ _memory = threading.local()
 
 @dataclass(eq=False)
 class BlockList:
-    """The list of an open blob. Of its pages the last one that was asked for is in memory."""
+    """The open list of a blob. The last page that was asked for is in memory."""
 
     descriptor: int
     _header: bytes
     _block_count: int
     _page_number: int = -1
-    # None: it is not whole.
+    # None: the page is damaged.
     _page: bytes | None = None
 
     @classmethod
     def open(cls, directory: Directory, name: str, sha256: str, size: int) -> "BlockList | None":
-        """Open the list of the blob that is here under a name; None if there is none in this format, for whatever reason:
-        the blob is whole without."""
+        """Open the list of the blob that lies here as `name`. Return None if there is no list in this format, for any
+        reason: a blob is valid without a list."""
         if not are_blocks_listed(size):
             return None
         try:
@@ -67,7 +67,7 @@ class BlockList:
         return None
 
     def checksum(self, block: int) -> int | None:
-        """Return the checksum of a block; None if nobody knows it."""
+        """Return the checksum of a block; None if it is not known."""
         page, number = divmod(block, LIST_PAGE_CHECKSUMS)
         if page != self._page_number:
             self._page_number, self._page = page, self._read(page)
@@ -88,11 +88,11 @@ class BlockList:
 
 @dataclass(eq=False)
 class BlobFile:
-    """An open blob. It is closed with its last user, so an opening that is cancelled leaves none."""
+    """An open blob. The files are closed with their last user, so a cancelled opening leaves none open."""
 
     descriptor: int
     size: int
-    # What its bytes are compared with: None as they are.
+    # The SHA-256 to compare the bytes with; None: return them as they are.
     _sha256: str | None
     _list: BlockList | None
     close: Callable[[], None] = field(init=False)
@@ -102,8 +102,8 @@ class BlobFile:
         self.close = weakref.finalize(self, _close, descriptors)
 
     def view(self, offset: int, most_bytes: int) -> memoryview:
-        """Return bytes from there on, up to so many, in this thread's memory until it asks for others; none at the end.
-        Raises BytesAltered."""
+        """Return up to `most_bytes` from `offset` on, in memory of this thread that its next `view` overwrites; none at the
+        end. Raises BytesAltered."""
         end = min(offset + most_bytes, self.size)
         if offset >= end:
             return memoryview(b"")
@@ -136,7 +136,7 @@ class BlobFile:
 
     @staticmethod
     def _are_listed(content: memoryview, first: int, listed: BlockList) -> bool:
-        """Return whether blocks are what their checksums say, as far as these are known."""
+        """Return whether these blocks have their checksums, as far as the checksums are known."""
         for block, start in enumerate(range(0, len(content), BLOCK_BYTES), first):
             if listed.checksum(block) not in (None, crc32(content[start : start + BLOCK_BYTES])):
                 return False
@@ -146,7 +146,7 @@ class BlobFile:
         return bytes(self.view(offset, length_bytes))
 
     def read_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of some ranges, each an offset and a length. Raises Gone if they are not all there."""
+        """Return the bytes of some ranges, each an offset and a length. Raises Gone if any of them is missing."""
         return [self._read_range(offset, length) for offset, length in ranges]
 
     def _read_range(self, offset: int, length: int) -> bytes:
@@ -168,7 +168,7 @@ def _close(descriptors: Sequence[int]) -> None:
 
 
 class LocalBlob:
-    """A blob of a disk, open to be read."""
+    """An open blob on a disk."""
 
     def __init__(self, pool: Pool, file: BlobFile) -> None:
         self._pool = pool
@@ -188,7 +188,7 @@ class LocalBlob:
 
 
 class VerifiedBlob(LocalBlob):
-    """One whose bytes are compared before anybody has them."""
+    """An open blob. Its bytes are compared before anybody gets them."""
 
     def view(self, offset: int, most_bytes: int) -> memoryview:
         try:

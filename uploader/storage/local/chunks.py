@@ -1,7 +1,7 @@
-"""The files of an open upload, `data` and `map`, and how a chunk gets into them, or the first bytes of one: a tail.
+"""The files of an open upload, `data` and `map`, and how a chunk gets into them, or the first bytes of a chunk: a tail.
 
-Owns the order in which the effects of a chunk reach the disk, and the lock of its record. Runs in threads, and never waits
-for a lock: a writer that does not get it is told so, and its caller tries again.
+Owns the order in which the effects of a chunk reach the disk, and the lock of its record. Runs in threads and never waits
+for a lock: a writer without the lock returns, and its caller tries again.
 """
 
 import errno
@@ -15,7 +15,7 @@ from itertools import takewhile
 
 import msgspec
 
-# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
+# zlib's CRC-32 by special instructions of the processor, in a fraction of the time.
 from isal.isal_zlib import crc32
 
 from uploader.domain.upload import MAX_CHUNK_COUNT, UNBOUNDED_CHUNK_COUNT, Tail, Upload, chunk_count, chunk_length
@@ -31,17 +31,17 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
 
-# The formats of the two small files of an upload: its map and its digests. Pure: nothing here touches a disk. The locks on
-# the gate, the records and the digest file, and how far a digest record is to be believed, belong to those who use them.
+# The formats of the two small files of an upload, `map` and `digest`. Nothing in this section touches a disk. Users of the
+# formats decide about locks on the gate, the records and the digest file, and about the trust in a digest record.
 #
-# The chunk map (`map`) says which chunks are on disk, with the checksum of each: `header | tail | gate and other lock
-# bytes, padded | one record a chunk`. A record is 8 bytes at a multiple of 8, so it never straddles a sector and is
-# written whole or not at all. All that a header says is known from the row of its upload, but for the boot id: so one
-# that is damaged shows, and can be written anew.
+# The chunk map (`map`) says which chunks are on disk, with the checksum of each: `header | tail | gate and other lock bytes,
+# padded | one record a chunk`. A record is 8 bytes at a multiple of 8: it never straddles a sector, and is written whole or
+# not at all. All of the header but the boot id is known from the row of the upload. So a damaged header shows, and can be
+# written anew.
 #
-# The tail says how much appends have brought of the first chunk that is not there: its number, that length, the
-# checksum of those bytes, and one of the record itself. It is in force only while its chunk is the first that is not
-# there: the record of the chunk makes it void.
+# The tail describes the bytes that appends have brought of the first missing chunk: the number of the chunk, the length and
+# the checksum of these bytes, and a checksum of the tail record. The tail is in force only while its chunk is the first
+# missing chunk: the record of the chunk makes the tail void.
 
 MAP_MAGIC = b"UPMAP\x00\x00\x01"
 _MAP_HEADER = struct.Struct("<8s36s4xQQQ")
@@ -56,7 +56,7 @@ NO_TAIL = bytes(TAIL_LENGTH)
 # Bytes that are locked and never written.
 GATE_OFFSET = 120
 GATE_LENGTH = 1
-# Of who appends, and of who waits to.
+# Of the appender, and of the next request that waits to append.
 APPEND_OFFSET = 121
 CLAIM_OFFSET = 122
 MAP_RECORDS_OFFSET = 128
@@ -64,13 +64,13 @@ MAP_RECORD_LENGTH = 8
 _MAP_RECORD = struct.Struct("<B3xI")
 _PRESENT = 0xC1
 _PRESENT_ALONE = bytes(flag == _PRESENT for flag in range(256))
-# The disk refused the record of this chunk, when somebody may have hashed its bytes already.
+# The disk refused the record of this chunk, after somebody may have hashed the bytes.
 _TAINTED = 0x3A
 
 
 @dataclass(frozen=True, slots=True)
 class MapShape:
-    """The shape of an upload's map, by its row."""
+    """The dimensions of an upload's map, from its row."""
 
     size: int
     chunk_size: int
@@ -82,7 +82,7 @@ class MapShape:
 
     @property
     def unbounded(self) -> "MapShape":
-        """The shape of an upload whose length is not known."""
+        """The shape while the length of the upload is not known."""
         return MapShape(UNBOUNDED_CHUNK_COUNT * self.chunk_size, self.chunk_size, UNBOUNDED_CHUNK_COUNT)
 
 
@@ -95,11 +95,11 @@ class TailRecord(Tail):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkMap(PresentChunks):
-    """A map as it was read, with the checksum (CRC-32) of each chunk that is there."""
+    """A map as it was read, with the checksum (CRC-32) of each stored chunk."""
 
-    # The one that is in force.
+    # The tail in force.
     tail: TailRecord | None
-    # Of the machine when chunks were stored without a sync, so that they may not have outlived it. Empty: there are none.
+    # The boot in which chunks were stored without a sync: a later boot may have lost them. Empty: all chunks were synced.
     boot_id: str
     records: bytes
 
@@ -109,7 +109,7 @@ class ChunkMap(PresentChunks):
 
 
 def map_header(boot_id: str, shape: MapShape, tail: bytes = NO_TAIL) -> bytes:
-    """Everything before the records."""
+    """Return everything before the records."""
     header = _MAP_HEADER.pack(MAP_MAGIC, pack_boot_id(boot_id), shape.size, shape.chunk_size, shape.chunk_count)
     return (header + tail).ljust(MAP_RECORDS_OFFSET, b"\0")
 
@@ -126,12 +126,12 @@ def shape_in(content: bytes, offset: int) -> MapShape | None:
 
 
 def checksums_in(records: bytes) -> list[int]:
-    """Return the checksums in the records of chunks that are all there."""
+    """Return the checksums in these records. All of their chunks have to be present."""
     return [checksum for _, checksum in _MAP_RECORD.iter_unpack(records)]
 
 
 def boot_id_of(header: bytes, shape: MapShape) -> str | None:
-    """Return the boot id in a header; None if it is not the header of such an upload, in whatever boot."""
+    """Return the boot id in a header; None if the header is not the one of an upload of this shape."""
     boot_id = parse_boot_id(header[BOOT_ID_OFFSET : BOOT_ID_OFFSET + BOOT_ID_LENGTH])
     tail = header[TAIL_OFFSET : TAIL_OFFSET + TAIL_LENGTH]
     is_one = header == map_header(boot_id, shape, tail) and (not boot_id or _BOOT_ID.fullmatch(boot_id) is not None)
@@ -144,8 +144,8 @@ def tail_record(tail: TailRecord) -> bytes:
 
 
 def tail_of(header: bytes, shape: MapShape) -> TailRecord | None:
-    """Return the tail that a header tells of, if it can be one of such an upload; whether it is in force, the records
-    say."""
+    """Return the tail in a header, if an upload of this shape can have this tail. Only the records tell whether the tail is
+    in force."""
     if header.startswith(NO_TAIL, TAIL_OFFSET):
         return None
     tail = _parse_tail(header)
@@ -162,8 +162,8 @@ def _parse_tail(header: bytes) -> TailRecord | None:
 
 
 def parse_map(content: bytes, shape: MapShape, data_bytes: int | None, written_at: float = 0.0) -> ChunkMap:
-    """Parse the map beside a data file of so many bytes; None: there is none. Of a damaged map all records that are
-    there count, but it says that it is damaged."""
+    """Parse the map beside a data file of `data_bytes`; None: there is no data file. In a damaged map all records of present
+    chunks count, but the result has a defect."""
     header, length = content[:MAP_RECORDS_OFFSET], shape.map_length
     boot_id = boot_id_of(header, shape)
     before = boot_id_of(header, shape.unbounded) if boot_id is None else None
@@ -196,14 +196,14 @@ def parse_map(content: bytes, shape: MapShape, data_bytes: int | None, written_a
 
 
 def is_last_chunk(tail: Tail, shape: MapShape) -> bool:
-    """Return whether a tail of an upload whose length was not known is all of its last chunk, now that it is."""
+    """Return whether a tail, written while the length was unknown, is the complete last chunk now."""
     last = shape.chunk_count - 1
     return tail.number == last and tail.length == chunk_length(last, shape.size, shape.chunk_size)
 
 
 def _defect_of_data(present: bytearray, tail: Tail | None, shape: MapShape, data_bytes: int | None) -> Defect | None:
-    """Tell what is wrong with a data file. A power cut may leave a data file short, but no shorter than what was
-    synced."""
+    """Return the defect of a data file; None if there is none. A power cut may leave the file short, but no shorter than the
+    synced bytes."""
     if data_bytes is None or data_bytes > shape.size:
         return Defect("data", shape.size, data_bytes)
     end_of_chunks = min((present.rfind(1) + 1) * shape.chunk_size, shape.size)
@@ -224,7 +224,7 @@ def map_record_offset(chunk_number: int) -> int:
 
 
 def map_record(checksum: int) -> bytes:
-    """Return the record of a chunk that is there; `checksum` is the CRC-32 of its bytes."""
+    """Return the record of a stored chunk; `checksum` is the CRC-32 of its bytes."""
     return _MAP_RECORD.pack(_PRESENT, checksum)
 
 
@@ -232,7 +232,7 @@ def is_present(record: bytes) -> bool:
     return record[:1] == bytes([_PRESENT])
 
 
-# The record of a chunk that is not there, and whose digests, if somebody has any, are of other bytes.
+# The record of a chunk that is not stored. Saved digests, if there are any, may be digests of other bytes.
 TAINTED_RECORD = _MAP_RECORD.pack(_TAINTED, 0)
 
 
@@ -241,38 +241,38 @@ def is_tainted(record: bytes) -> bool:
 
 
 def holds_chunks(content: bytes) -> bool:
-    """Return whether a map, whose header may be damaged, has the record of a chunk that is there, or of a tail."""
+    """Return whether a map has the record of a stored chunk, or a tail. The header may be damaged."""
     return _PRESENT in content[MAP_RECORDS_OFFSET::MAP_RECORD_LENGTH] or _parse_tail(content) is not None
 
 
 def are_present(records: bytes, count: int) -> bool:
-    """Return whether these are the records of `count` chunks that are all there."""
+    """Return whether these are the records of `count` stored chunks."""
     return records[::MAP_RECORD_LENGTH] == bytes([_PRESENT]) * count
 
 
 def leading_checksums(records: bytes) -> list[int]:
-    """Return the checksums in these records, up to the first of a chunk that is not there."""
+    """Return the checksums in these records, up to the first missing chunk."""
     whole = records[: len(records) // MAP_RECORD_LENGTH * MAP_RECORD_LENGTH]
     present = takewhile(lambda record: record[0] == _PRESENT, _MAP_RECORD.iter_unpack(whole))
     return [checksum for _, checksum in present]
 
 
-# The digest file (`digest`) says how far the digests have come, and in the end the digests: one record of fixed length with
-# a checksum, written over and over. A record that was written in part counts for nothing.
+# The digest file (`digest`) holds the position of the digests, and in the end the digests: one record of fixed length with a
+# checksum, overwritten each time. A partly written record is ignored.
 
-# No longer than a sector, so that writing one in place is seldom torn.
+# No longer than a sector: an overwritten record is seldom torn.
 DIGEST_RECORD_LENGTH = 512
 
 
 class SavedProgress(msgspec.Struct, frozen=True, tag="frontier"):
-    """The digests have come to `position`; `state` is empty if nobody can go on from it, and its length says of which they
-    are."""
+    """The digests have come to `position`. The length of `state` tells the algorithms in it; nobody can go on from an empty
+    state."""
 
     generation: int
     boot_id: str
     position: int
     state: bytes
-    # Of the block at `position`, as far as it goes; None: not all blocks before it have their checksums.
+    # The checksum of the first bytes of the block at `position`; None: some blocks before it have no checksum.
     partial: int | None = None
 
 
@@ -280,13 +280,13 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """The digests of the whole content."""
 
     generation: int
-    # None: it was not computed, as the upload did not need it.
+    # None: not computed, because the upload did not need it.
     md5: str | None
     sha256: str
 
 
 class DataLost(msgspec.Struct, frozen=True, tag="lost"):
-    """The disk could not make the data durable, so that there are no digests to believe in."""
+    """The disk could not make the data durable, so no digests of it are to be trusted."""
 
 
 DigestRecord = SavedProgress | Finished | DataLost
@@ -299,7 +299,7 @@ def digest_record(record: DigestRecord) -> bytes:
 
 
 def parse_digest_record(saved: bytes) -> DigestRecord | None:
-    """Parse a digest record; None if this is none, or not a whole one."""
+    """Parse a digest record; None if this is no record, or a damaged one."""
     content = saved[len(_checksum(b"")) :].rstrip()
     if not saved.startswith(_checksum(content)):
         return None
@@ -320,7 +320,7 @@ _MAX_MAP_BYTES = MAP_RECORDS_OFFSET + MAP_RECORD_LENGTH * MAX_CHUNK_COUNT
 
 @dataclass(slots=True, eq=False)
 class HeldRecord(HeldChunk):
-    """A chunk on disk, or a tail; the descriptor of the map holds the lock of its record."""
+    """A chunk on disk, or a tail. The descriptor of the map holds the lock of its record."""
 
     files: OpenFiles
     keep: Callable[[OpenFiles], None]
@@ -330,11 +330,11 @@ class HeldRecord(HeldChunk):
 
 
 def let_go(files: OpenFiles, keep: Callable[[OpenFiles], None]) -> None:
-    """Give up every lock; `keep` has the files from here on."""
+    """Release every lock, and give the files to `keep`."""
     try:
         unlock_all(files.map)
     except OSError:
-        files.close()  # which unlocks, too
+        files.close()  # this unlocks, too
     else:
         keep(files)
 
@@ -345,12 +345,12 @@ class ChunkFiles:
 
     root: disk.Directory
     _: KW_ONLY
-    # An acknowledged chunk survives a power cut, not only the end of the process.
+    # True: an acknowledged chunk survives a power cut. False: it survives the end of the process.
     durable: bool
     boot_id: str
-    # Is given the open files of each chunk that its holder has released.
+    # Gets the open files of each released chunk.
     keep: Callable[[OpenFiles], None]
-    # Raises Busy while somebody computes them.
+    # Raises Busy while somebody computes the digests.
     forget_digests: Callable[[Upload], None]
 
     @property
@@ -358,10 +358,10 @@ class ChunkFiles:
         return "" if self.durable else self.boot_id
 
     def create(self, upload: Upload, add: Callable[[disk.Directory], None] | None = None) -> float:
-        """Create the files of an upload without chunks, durably, and what `add` makes beside them; returns when its map
-        was written."""
+        """Create the files of an upload without chunks, durably, and the files that `add` makes beside them. Return the time
+        at which the map was written."""
         with directories.new_upload_directory(self.root, upload) as directory:
-            # The first chunk that is synced makes the size of `data` durable. Until then nothing rests on it.
+            # The first synced chunk makes the size of `data` durable. Until then nothing depends on the size.
             directory.create_empty("data", upload.size)
             crash_point("open.after_data_file")
             directory.create_empty("digest")
@@ -373,9 +373,9 @@ class ChunkFiles:
             return directory.status("map").st_mtime
 
     def begin_anew(self, upload: Upload) -> None:
-        """Create anew the files of an upload that lost its map, or all of them, durably. The map takes its name when
-        the rest is there and it is whole: of several who do this at once, one does it, and what came since stays. Old
-        data may lie beside it: no record is of them."""
+        """Create the files of an upload again, durably, after its map or all files were lost. The complete map gets its name
+        last. If several processes do this at once, one of them succeeds, and chunks that came since stay. Old data may lie
+        beside the map: no record refers to it."""
         with directories.made_upload_directory(self.root, upload) as directory:
             for name in directories.FILES:
                 with suppress(FileNotFoundError):
@@ -394,11 +394,11 @@ class ChunkFiles:
     def try_hold(
         self, upload: Upload, number: int, body: Body | None, files: OpenFiles | None = None, start: int = 0
     ) -> HeldRecord | None:
-        """Put a chunk on disk unless it is there, or of one the bytes from `start` on, and keep its record locked; None if
-        somebody has a lock that it takes.
+        """Put a chunk on disk unless it is there, or the bytes of the chunk from `start` on, and keep the record locked.
+        Return None if somebody else has a lock that this takes.
 
-        If `files` are given they are open already, and belong to this call: unless it returns them, it closes them.
-        Raises Gone, Unverified, BytesConflict.
+        `files`: open files, which belong to this call; it returns them or closes them. Raises Gone, Unverified,
+        BytesConflict.
         """
         files = files or OpenFiles(self.root, upload)
         held = None
@@ -414,7 +414,7 @@ class ChunkFiles:
         return held
 
     def _write_missing(self, files: OpenFiles, upload: Upload, number: int, body: Body | None, start: int) -> bool:
-        """Write the chunk unless it is there; return whether it was missing. Raises Unverified, Gone, Busy,
+        """Write the chunk unless it is there. Return whether it was missing. Raises Unverified, Gone, Busy,
         BytesConflict."""
         record = map_record_offset(number)
         header = disk.read(files.map, MAP_RECORDS_OFFSET, 0)
@@ -436,7 +436,7 @@ class ChunkFiles:
             # Durably: from here on chunks of this upload are stored without a sync.
             disk.write(files.map, memoryview(pack_boot_id(self.boot_id)), BOOT_ID_OFFSET)
             disk.sync_data(files.map)
-        # What was acknowledged is never written again.
+        # Acknowledged bytes are never written again.
         pieces = body.pieces() if head.length == start else _after(body.pieces(), head.length)
         checksum = self._write_data(files.data, number * upload.chunk_size + head.length, pieces, head.checksum)
         if is_whole:
@@ -447,15 +447,15 @@ class ChunkFiles:
         return True
 
     def _head(self, files: OpenFiles, upload: Upload, number: int, body: Body, start: int, header: bytes) -> TailRecord:
-        """Read the stored beginning of the chunk, perhaps nothing. Raises Gone if it is not what the writer takes it
-        for, and BytesConflict."""
+        """Return the stored beginning of the chunk, perhaps an empty one. Raises Gone if it does not end where the writer
+        starts, and BytesConflict if a whole chunk begins with other bytes."""
         tail = tail_of(header, shape_of(upload))
         head = tail if tail is not None and tail.number == number else TailRecord(number, 0, 0)
         if head.length == start:
             return head
         if start or body.length != chunk_length(number, upload.extent, upload.chunk_size):
             raise Gone(upload.id)  # the tail was withdrawn
-        # Byte by byte: the sender of both may choose them so that their checksums are the same.
+        # Compare bytes, not checksums: the sender of both may choose bytes with the same checksum.
         if not disk.holds(files.data, body.pieces(), number * upload.chunk_size, head.length):
             raise BytesConflict()
         return head
@@ -465,13 +465,13 @@ class ChunkFiles:
         return are_present(records, number)
 
     def _write_data(self, descriptor: int, offset: int, pieces: Iterable[memoryview], checksum: int) -> int:
-        """Returns the checksum of what `checksum` is of, and these."""
+        """Write the pieces. Return the checksum of the bytes that `checksum` is of, followed by these pieces."""
         for piece in pieces:
             disk.write(descriptor, piece, offset)
             offset += len(piece)
             checksum = crc32(piece, checksum)
         crash_point("chunk.after_data_write")
-        # An error here fails this chunk and is never retried: the kernel may have dropped the pages
+        # An error here fails this chunk, and the sync is never repeated: the kernel may have dropped the pages
         # (https://wiki.postgresql.org/wiki/Fsync_Errors), but the map does not claim them.
         self._sync_data(descriptor)
         crash_point("chunk.after_data_sync")
@@ -484,8 +484,8 @@ class ChunkFiles:
             self._sync_data(map_descriptor)
             crash_point("chunk.after_map_sync")
         except OSError:
-            # The page cache may still show the record that the disk refused. The chunk's next writer must not believe it,
-            # and another one meanwhile may have saved digests of these bytes.
+            # The page cache may still show the record that the disk refused. The next writer of the chunk must not believe
+            # it, and another process may already have saved digests of these bytes.
             disk.write(map_descriptor, memoryview(TAINTED_RECORD), offset)
             raise
 
@@ -496,7 +496,7 @@ class ChunkFiles:
             self._sync_data(map_descriptor)
             crash_point("tail.after_map_sync")
         except OSError:
-            # The page cache may still show the record that the disk refused: it must not be acknowledged.
+            # The page cache may still show the tail that the disk refused. Nobody may acknowledge this tail.
             disk.write(map_descriptor, memoryview(before), TAIL_OFFSET)
             raise
 
@@ -512,11 +512,11 @@ class ChunkFiles:
             return directory.open_to_write("map")
 
     def open(self, upload: Upload) -> OpenFiles:
-        """Open the map, to hold locks by. Raises Gone, Unverified."""
+        """Open the files, to hold locks by the map. Raises Gone, Unverified."""
         return OpenFiles(self.root, upload)
 
     def read_map(self, upload: Upload, verified: bool = True) -> ChunkMap:
-        """Raises Gone; and Unverified, unless it may be one that is not `verified`."""
+        """Read the map. Raises Gone; and Unverified if the map has to be `verified` first."""
         shape = shape_of(upload)
         with upload_directory(self.root, upload) as directory:
             with disk.opened(directory.open_to_read("map")) as descriptor:
@@ -534,18 +534,18 @@ class ChunkFiles:
             raise Unverified()
 
     def begin_append(self, upload: Upload, files: OpenFiles) -> ChunkMap | None:
-        """Read as `read_settled`, but make what is read durable: the appender before may have been killed between a
-        record and its sync. Its bytes are: they go before their record. None also where it is Unverified. Raises
-        Gone."""
+        """Make the map durable, then read it as `read_settled` does: the appender before may have been killed between a
+        record and its sync. The bytes of the chunk are durable, because they are synced before the record. Return None also
+        for an unverified map. Raises Gone."""
         self._sync_data(files.map)
         with suppress(Unverified):
             return self.read_settled(upload, files)
         return None
 
     def read_settled(self, upload: Upload, files: OpenFiles) -> ChunkMap | None:
-        """Read the map; None while somebody writes a chunk that is before the first gap. It may not be durable, though
-        its record can be read; and when its writer has let go it is looked at again, for the disk may have refused it.
-        Raises Gone, Unverified."""
+        """Read the map. Return None while somebody writes a chunk before the first gap: the record of this chunk can be
+        read, but may not be durable yet. Look again at the records after the writers have released them, because the disk
+        may have refused one. Raises Gone, Unverified."""
         files.check()
         shape = shape_of(upload)
         content = disk.read(files.map, shape.map_length + 1, 0)
@@ -568,7 +568,7 @@ def tail_field(header: bytes) -> bytes:
 
 
 def _after(pieces: Iterable[memoryview], skipped: int) -> Iterator[memoryview]:
-    """Yield the content after so many bytes."""
+    """Yield the content after the first `skipped` bytes."""
     for piece in pieces:
         if skipped < len(piece):
             yield piece[skipped:]
@@ -591,8 +591,8 @@ def shape_of(upload: Upload) -> MapShape:
 
 
 def _try_lock_record(map_descriptor: int, number: int) -> bool:
-    """Look at the gate without taking it, then try to lock the record. So a closer gets the gate at once, however many
-    writers there are; a writer that looked before it came may still take its record, but no writer does so twice."""
+    """Look at the gate without locking it, then try to lock the record. So a closer gets the gate at once, even among many
+    writers. A writer that looked just before the closer came may still lock its record, but only once."""
     if is_locked(map_descriptor, GATE_OFFSET, GATE_LENGTH):
         return False
     return try_lock(map_descriptor, map_record_offset(number), MAP_RECORD_LENGTH)
@@ -603,7 +603,7 @@ def names_a_chunk(root: Directory, found: Found) -> bool:
         with root.enter(found.place) as directory:
             opened = directory.open_to_read("map")
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP):  # there is none, or something that is not ours
+        if error.errno in (errno.ENOENT, errno.ELOOP):  # missing, or a symlink
             return False
         raise
     with disk.opened(opened) as descriptor:

@@ -1,7 +1,8 @@
-"""A whole and the bytes of its parts: its directory has a second name for the data of each, and a copy of their maps.
+"""The bytes of a whole: its directory has a second name for the data file of each part, and a copy of the part's map.
 
-So parts can end as every upload does, and nothing of a whole rests on them. Each chunk of it is read from those files; what
-a part was sent is compared with the checksums of its own chunks meanwhile, because from here on the whole's are believed.
+So parts can end as every upload does, and the whole does not depend on them. Each chunk of the whole is read from those
+files. At the same time the bytes of each part are compared with the checksums of its own chunks, because later only the
+checksums of the whole are used.
 """
 
 import errno
@@ -30,7 +31,7 @@ _MAPS = "parts"
 
 @dataclass(frozen=True, slots=True)
 class _PartFile:
-    """The data of a part, where it lies in the whole, and the checksums of its chunks."""
+    """The data file of a part, its offset in the whole, and the checksums of its chunks."""
 
     name: str
     start: int
@@ -39,13 +40,13 @@ class _PartFile:
 
 
 class LocalConcatenations(Store):
-    """Makes the directories of concatenations, and reads the parts in them."""
+    """Makes the directories of wholes, and reads the parts in them."""
 
     _root: Root
     _chunks: ChunkFiles
 
     def _create_concatenation(self, whole: Upload, parts: Sequence[Upload]) -> float:
-        directories.discard(self._root, whole)  # of an attempt that did not commit
+        directories.discard(self._root, whole)  # left by an attempt that did not commit
 
         def add(directory: Directory) -> None:
             maps = bytearray()
@@ -61,7 +62,7 @@ class LocalConcatenations(Store):
 
     @asynccontextmanager
     async def filling(self, whole: Upload) -> AsyncIterator[ReadPart]:
-        """Hold the right to fill: the lock on the byte of the map that appenders lock, too; a crash lets go."""
+        """Hold the right to fill: a lock on the byte of the map that appenders lock, too. A crash releases it."""
         opening = self.threads.disk.run(self._chunks.open_map, whole)
         try:
             descriptor = await uninterrupted(opening)
@@ -108,14 +109,14 @@ class LocalConcatenations(Store):
 
 
 def _read_part(directory: Directory, file: _PartFile, offset: int, piece: memoryview) -> None:
-    """Fill a piece with the bytes of a part from `offset` on, and compare each chunk of it that ends in them."""
+    """Fill `piece` with the bytes of a part from `offset` on, and compare each chunk of the part that ends in it."""
     with disk.opened(directory.open_to_read(file.name)) as descriptor:
         try:
             _fill(descriptor, piece, offset)
             number, end = offset // file.shape.chunk_size, offset + len(piece)
             while (ends_at := min((number + 1) * file.shape.chunk_size, file.shape.size)) <= end:
                 begins_at = number * file.shape.chunk_size
-                # Of its bytes that are in the chunk of the whole before.
+                # The checksum of the chunk's bytes before this piece.
                 head = chunks.checksum_of(descriptor, begins_at, offset)
                 if head < 0:
                     raise OSError(errno.EIO, "the data of a part is cut short")

@@ -1,13 +1,14 @@
-"""The digests of open uploads on a disk: the `digest` file, and the followers that bring them up with the chunks.
+"""The digests of open uploads on a disk: the `digest` file, and the followers that bring the digests up with the chunks.
 
-In each process one task, the follower, looks after an upload while its map grows. It hashes large chunks that come in
-order from memory, while their writers write them. It reads all others back, small ones many at a time.
+In each process one task per upload, the follower, works while the map of the upload grows. It hashes large chunks that come
+in order from memory, while they are written. It reads all other chunks back, many small chunks at a time.
 
-Between processes the lock of the file decides, and no follower waits for it: the process that has it also hashes the chunks
-that the others have recorded, and none that is not on the map. It goes on from a saved state only if that is certainly the
-state of these bytes; to start again at 0 is always right. So it does where an MD5 is told of an upload that came without.
+Between processes the lock of the `digest` file decides, and no follower waits for it. The process with the lock hashes the
+recorded chunks of the other processes, too, but never a chunk that is not on the map. It goes on from a saved state only if
+this is certainly the state of the stored bytes. To start again at 0 is always right, and happens when an MD5 is told for an
+upload that came without one.
 
-The merge waits for the follower, and so does a sender that is faster than it: no upload may come to its end with gigabytes
+The merge waits for the follower, and so does a sender that is faster than the follower: no upload should end with gigabytes
 left to hash.
 """
 
@@ -57,43 +58,43 @@ from uploader.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
-# Smaller chunks are gathered until there are so many bytes: to take up the digests costs more than to hash one such chunk.
-# Larger ones are hashed from memory while they are written.
+# Smaller chunks are gathered until there are this many bytes: to open and lock the digests costs more than to hash one small
+# chunk. Larger chunks are hashed from memory while they are written.
 GATHERED_BYTES = 1 << 20
-# The sender of a chunk that begins further ahead of the digests waits until they are near, so that little is left to hash
-# when the last chunk comes; or until they have come so much nearer.
+# The sender of a chunk that begins further ahead of the digests has to wait. The wait ends when the digests are this near,
+# or NEARER_BYTES further than at its beginning. So little is left to hash when the last chunk comes.
 NEAR_BYTES = 16 << 20
 NEARER_BYTES = 128 << 20
-# So many looks have to find the digests of another process where they were before the follower takes them to stand still.
+# After this many looks without progress, the follower takes the digests of another process to stand still.
 LOOKS_IN_VAIN = 10
-# A thread hashes so much of one upload before another upload has its turn: none waits for another one's hundred gigabytes.
+# Bytes of one upload that a thread hashes before another upload has a turn.
 _TURN_BYTES = 32 << 20
-# So much at the most on the core of the event loop.
+# The longest turn on the core of the event loop.
 _SHORT_TURN_BYTES = 4 << 20
-# A follower gathers small chunks for so long at most.
+# The longest time for which a follower gathers small chunks.
 _GATHER_SECONDS = 0.5
-# How long a follower pauses after each look at the digests of another process.
+# The pause of a follower after each look at the digests of another process.
 _WATCH_SECONDS = 0.02
 
 
 @dataclass(eq=False)
 class Offer:
-    """A chunk on its way to the disk. The follower may hash it from `body` while that is kept."""
+    """A chunk on its way to the disk. The follower may hash `body` as long as the body is kept."""
 
     upload: Upload
     body: Body | None = None
-    # Whether its writer put it on the map, with these bytes.
+    # True if the writer put the chunk on the map, with these bytes.
     written: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 @dataclass(eq=False)
 class Follower(Following):
-    """The task that looks after an upload, the offers that it may take, and the facts that decide what it does next."""
+    """The task that follows an upload, the offered chunks, and the facts that decide the next step."""
 
     offers: dict[int | None, Offer] = field(default_factory=dict)
-    # How far the digests are, in bytes; None while no process is known to bring them any further.
+    # The position of the digests, in bytes; None while no process is known to advance them.
     position: int | None = None
-    # Of chunks that came since it began to hash, and need another round.
+    # Bytes of chunks that came since the last round began, and need another round.
     waiting_bytes: int = 0
     is_hurried: bool = False
     _looks_in_vain: int = 0
@@ -110,7 +111,7 @@ class Follower(Following):
             self._enough.set()
 
     def hurry(self) -> None:
-        """Note that the merge, or the end of the process, waits for the follower to end."""
+        """Note that the merge, or the end of the process, waits for this follower."""
         self.is_hurried = True
         self._enough.set()
 
@@ -118,7 +119,7 @@ class Follower(Following):
         return self.is_hurried or self.waiting_bytes >= GATHERED_BYTES
 
     async def gather(self) -> None:
-        """Wait until enough chunks came, but not for long."""
+        """Wait until enough bytes came, but not for long."""
         if self.has_enough():
             return
         with suppress(TimeoutError):
@@ -126,19 +127,20 @@ class Follower(Following):
                 await self._enough.wait()
 
     def move(self, position: int | None) -> None:
-        """Note how far the digests are; None if no process is known to bring them any further."""
+        """Note the position of the digests; None if no process is known to advance them."""
         self.position = position
         self.tell_senders()
 
     def look(self, position: int) -> bool:
-        """Note how far another process is; returns whether to try for the digests once more, because they still move."""
+        """Note the position of another process. Return whether to try for the lock again, because the digests still
+        advance."""
         self._looks_in_vain = self._looks_in_vain + 1 if position == self.position else 0
         self.move(position)
         return self._looks_in_vain < LOOKS_IN_VAIN and not self.is_hurried
 
     def keeps_waiting(self, offset: int, begun: int, near_bytes: int) -> bool:
-        """Return whether the sender of the chunk at `offset` has to go on waiting, as the digests are still far behind it;
-        they were at `begun` when it began to wait."""
+        """Return whether the sender of the chunk at `offset` has to wait on, because the digests are still far behind.
+        `begun`: the position of the digests when the sender began to wait."""
         if self.position is None:
             return False
         return offset - self.position > near_bytes and self.position - begun < NEARER_BYTES
@@ -155,7 +157,7 @@ class LocalDigests(Store):
     # Chunks come
 
     def _offer(self, upload: Upload, number: int, body: Body) -> Offer:
-        """Before a writer stores a chunk, it offers the body here. Afterwards it has to settle the offer, in any case."""
+        """Offer a body to the follower before its chunk is written. Settle the offer afterwards, even after an error."""
         offer = Offer(upload)
         if upload.chunk_size >= GATHERED_BYTES:
             follower = self._follow(upload)
@@ -165,7 +167,7 @@ class LocalDigests(Store):
         return offer
 
     def _settle_offer(self, offer: Offer, *, written: bool) -> None:
-        """Say whether the chunk is on the map, with these bytes. What the follower does not have it reads back."""
+        """Say whether the chunk is on the map with these bytes. Chunks without a kept body are read back."""
         if not offer.written.done():
             offer.written.set_result(written)
             if offer.body is None:
@@ -175,16 +177,16 @@ class LocalDigests(Store):
         self._follow(upload)
 
     def _follow(self, upload: Upload) -> Follower | None:
-        """Look after an upload: its map has grown, or is about to; or its MD5 was told, and what is there has to be read
-        again."""
+        """Start the follower of an upload, or note more work for it. The map has grown or is about to, or an MD5 was told
+        and the stored chunks have to be read again."""
         if not states_are_portable() or upload.extent <= min(upload.chunk_size, GATHERED_BYTES):
-            return None  # the merge hashes all of it at one go; of one small chunk, the merge is the next thing to come
+            return None  # the merge hashes it at one go; after one small chunk the merge comes next anyway
         follower = self._followers.get(upload.id)
         if follower is None:
             follower = self._followers[upload.id] = Follower(upload)
             follower.task = asyncio.create_task(self._follow_chunks(follower), name=f"frontier {upload.id}")
         elif upload.needs_md5:
-            follower.upload = upload  # it may have been told since
+            follower.upload = upload  # the MD5 may have been told since
         follower.grow(upload.chunk_size)
         return follower
 
@@ -194,18 +196,18 @@ class LocalDigests(Store):
             await follower.wait_while(lambda: follower.keeps_waiting(offset, begun, self._near_bytes(upload)))
 
     def _near_bytes(self, upload: Upload) -> int:
-        """Return how far ahead a chunk may begin. Each of many uploads has a share of the bodies that are kept: a chunk that
-        is hashed, and one that comes meanwhile, are in it before anybody is ahead."""
+        """Return how far ahead of the digests a chunk may begin. All uploads share the memory for bodies. The share of an
+        upload has to hold two chunks already: the chunk being hashed, and the next chunk, which comes meanwhile."""
         if upload.chunk_size < GATHERED_BYTES:
-            return NEAR_BYTES  # its bodies are not kept
+            return NEAR_BYTES  # bodies of small chunks are not kept
         share = MAX_KEPT_BYTES // max(len(self._followers), 1) - 2 * upload.chunk_size
         return min(NEAR_BYTES, max(share, 0))
 
     # The follower
 
     async def _follow_chunks(self, follower: Follower) -> None:
-        """Gather, then hash, or watch another process that has the digests. Errors end it in silence: the storage has logged
-        them where they happened, and the merge meets them again."""
+        """Gather, then hash, or watch another process that has the digests. Errors end the follower in silence: the store
+        has logged them where they happened, and the merge meets them again."""
         try:
             with suppress(Gone, Stopping, UploaderError):
                 is_growing = True
@@ -221,7 +223,7 @@ class LocalDigests(Store):
             follower.move(None)
 
     async def _advance_digests(self, follower: Follower) -> bool:
-        """Advance the digests up to the first gap; False if another process has them."""
+        """Advance the digests up to the first gap. Return False if another process has the lock."""
         follower.begin_round()
         if follower.upload.chunk_size < GATHERED_BYTES:
             has_digests = await self._advance_by_turns(follower)
@@ -233,15 +235,14 @@ class LocalDigests(Store):
                     if not await self._advance_once(follower, digests):
                         break
                     self.check_stopping()
-                # No offered chunk is next. The chunk that is next may never come, so the follower keeps no bodies until
-                # then.
+                # The next chunk is not offered and may never come, so the follower keeps no bodies until then.
                 self._drop_offers(follower, *follower.offers)
         if has_digests:
             follower.move(None)
         return has_digests
 
     async def _advance_by_turns(self, follower: Follower) -> bool:
-        """Advance over chunks on the map alone: one hop to a thread for each turn, where `_taken_up` takes three."""
+        """Advance over chunks on the map only. Each turn takes one hop to a thread; `_taken_up` takes three."""
         most = 1 if follower.is_hurried else len(self._followers)
         turn = await self._company.take(partial(self._turn, follower.upload, _SHORT_TURN_BYTES), most)
         while turn is not None and turn[0]:
@@ -251,21 +252,21 @@ class LocalDigests(Store):
         return turn is not None
 
     async def _advance_once(self, follower: Follower, digests: "LockedDigests") -> bool:
-        """Hash the chunk that is next, or those that are on the map; returns whether there may be more."""
+        """Hash the next chunk from memory, or the next chunks on the map. Return whether there may be more."""
         number = digests.next_chunk
         offer = follower.offers.get(number)
         if offer is None:
             more = await self.threads.digesting.run(digests.hash_recorded, follower.offers.__contains__)
             return more or digests.next_chunk in follower.offers
         await self.threads.digesting.run(digests.hash_body, offer.body)
-        # No deadlock: the chunk's writer has the lock of its record, and waits for nothing but the disk.
+        # No deadlock: the writer of the chunk has its record locked, and waits for nothing but the disk.
         written = await offer.written
         await self.threads.hashing.run(digests.save if written else digests.load)
         self._drop_offers(follower, number)
         return True
 
     async def _watch_others(self, follower: Follower) -> bool:
-        """Look how far another process is; returns whether to try for the digests once more."""
+        """Look at the position of another process. Return whether to try for the lock once more."""
         once_more = follower.look(await self.threads.hashing.run(self._digests.position, follower.upload))
         await asyncio.sleep(_WATCH_SECONDS)
         return once_more
@@ -284,7 +285,7 @@ class LocalDigests(Store):
             yield digests
         finally:
             if digests is not None:
-                # In a thread: the last close of a large unlinked file waits until the kernel has freed its blocks.
+                # In a thread: the last close of a large unlinked file waits until the kernel has freed the blocks.
                 await uninterrupted(self.threads.long_hashing.run(digests.close))
 
     # Their readers
@@ -325,8 +326,8 @@ class LocalDigests(Store):
         return take(self._turn(upload, _TURN_BYTES, room()))
 
     def _turn(self, upload: Upload, turn_bytes: int, room: memoryview) -> Turn[tuple[bool, int] | None]:
-        """Lock, hash for one turn, unlock. Returns whether there was more, and where the turn ended, in bytes; None if
-        another process has the lock. Raises Gone."""
+        """Lock, hash for one turn, unlock. Return whether there was more to hash, and the position at the end, in bytes;
+        None if another process has the lock. Raises Gone."""
         locked = self._digests.try_lock(upload)
         if locked is None:
             return None
@@ -334,7 +335,7 @@ class LocalDigests(Store):
             return (yield from locked.turn(room, turn_bytes)), locked.position
 
     def _finish_digests(self, upload: Upload) -> Digests:
-        """Lock, hash all that is left, unlock: the digests of the whole. Raises Gone, Busy, StorageFailed."""
+        """Lock, hash all that is left, unlock. Return the digests of the whole content. Raises Gone, Busy, StorageFailed."""
         locked = self._digests.try_lock(upload)
         if locked is None:
             raise Busy(upload.id)
@@ -349,14 +350,12 @@ class LocalDigests(Store):
 
 @dataclass(frozen=True)
 class DigestFiles:
-    """Opens digest files."""
-
     _root: disk.Directory
     _boot_id: str
 
     def try_lock(self, upload: Upload) -> "LockedDigests | None":
-        """Lock, and return, the digests as they were saved; None if another process has their lock. Raises Gone, and
-        StorageFailed if the disk lost bytes."""
+        """Lock the digests of an upload and load the saved state. Return None if another process has the lock. Raises Gone,
+        and StorageFailed if the disk lost bytes."""
         with upload_directory(self._root, upload) as directory, ExitStack() as opened:
             digest = _open(directory)
             opened.callback(disk.close, digest)
@@ -367,7 +366,7 @@ class DigestFiles:
             if not upload.length_known:
                 header = disk.read(chunk_map, chunks.MAP_RECORDS_OFFSET, 0)
                 if chunks.boot_id_of(header, shape_of(upload)) is None:
-                    # The length was told meanwhile: the last chunk may be a shorter one than the caller knows of.
+                    # The length was told meanwhile: the last chunk may be shorter than the caller believes.
                     raise Gone(upload.id)
             data = directory.open_to_read("data")
             opened.callback(disk.close, data)
@@ -380,13 +379,13 @@ class DigestFiles:
         return locked
 
     def open(self, upload: Upload) -> int:
-        """Return a descriptor to take the lock by. Raises Gone."""
+        """Return a descriptor of the digest file, to lock it. Raises Gone."""
         with upload_directory(self._root, upload) as directory:
             return _open(directory)
 
     def forget(self, upload: Upload, *, checked: bool = False) -> None:
-        """Let the digests start again at 0; but where the disk lost bytes, only if what it has was `checked` since. Raises
-        Gone, Busy."""
+        """Let the digests start again at 0. If the disk lost bytes, do this only if the stored bytes were `checked` since.
+        Raises Gone, Busy."""
         with disk.opened(self.open(upload)) as descriptor:
             if not try_lock(descriptor, 0, 0):
                 raise Busy(upload.id)
@@ -394,10 +393,10 @@ class DigestFiles:
                 self.forget_locked(descriptor, upload.generation)
 
     def forget_locked(self, digest: int, generation: int) -> None:
-        """Forget as `forget`, where the caller has the lock, and the digests are of `generation` from here on.
+        """Let the digests start again at 0, as digests of `generation`; the caller has the lock.
 
-        Needs no sync: what a power cut brings back is of another boot or of an older generation, so `load` does not believe
-        it.
+        Needs no sync: a power cut may bring an older record back, but `load` does not use a record of another boot or an
+        older generation.
         """
         known = _read(digest)
         if isinstance(known, (chunks.SavedProgress, chunks.Finished)):
@@ -405,8 +404,8 @@ class DigestFiles:
         _write(digest, chunks.SavedProgress(generation, self._boot_id, 0, b""))
 
     def check(self, upload: Upload, sha256: str) -> None:
-        """Raises Busy if what was computed last is not this, because the digests were forgotten since; the caller holds all
-        locks of the map. A file that is damaged says nothing. Raises Gone."""
+        """Raises Busy if the saved digests are not finished with this SHA-256, because they were forgotten since; Gone. A
+        damaged file passes. The caller holds all locks of the map."""
         saved = self._saved(upload)
         if saved is not None and not (isinstance(saved, chunks.Finished) and saved.sha256 == sha256):
             raise Busy(upload.id)
@@ -416,7 +415,7 @@ class DigestFiles:
             return _read(descriptor)
 
     def position(self, upload: Upload) -> int:
-        """Return how far the digests were when they were saved last, in bytes. Raises Gone."""
+        """Return the position of the saved digests, in bytes. Raises Gone."""
         match saved := self._saved(upload):
             case chunks.SavedProgress():
                 is_current = saved.generation >= upload.generation and saved.boot_id == self._boot_id
@@ -429,7 +428,7 @@ class DigestFiles:
 
 
 def _open(directory: disk.Directory) -> int:
-    """Return the digest file; made anew where it was lost. The map goes first where an upload ends."""
+    """Return the digest file. Make a lost one again, unless the map is lost, too: an ending upload loses the map first."""
     with suppress(FileNotFoundError):
         return directory.open_to_write("digest")
     directory.status("map")
@@ -441,7 +440,7 @@ def _open(directory: disk.Directory) -> int:
 
 
 def _open_checksums(directory: disk.Directory) -> int | None:
-    """Return the list of the blocks' checksums, new where it is not there; None where that can't be: it is made later."""
+    """Return the list of block checksums, made if it is missing; None if that fails: the scrub makes the list later."""
     try:
         with suppress(FileNotFoundError):
             return directory.open_to_write("checksums")
@@ -463,13 +462,13 @@ def _write(digest: int, record: chunks.DigestRecord) -> None:
 
 @dataclass(eq=False)
 class ListDraft:
-    """The list of an open upload, which grows with its digests: until the end no page has a checksum. It has the lock of the
-    digests, and says what it wrote before they do."""
+    """The list of block checksums of an open upload. It grows with the digests, and its pages get their checksums at the
+    end. The holder of the digests' lock writes here before it saves the digests."""
 
     descriptor: int
 
     def write(self, block: int, checksums: bytes) -> bool:
-        """Write the checksums of the blocks from this one on; False if they can't be."""
+        """Write the checksums of the blocks from this one on. Return False if this failed."""
         try:
             while checksums:
                 page = checksums[: (LIST_PAGE_CHECKSUMS - block % LIST_PAGE_CHECKSUMS) * BLOCK_CHECKSUM.size]
@@ -481,7 +480,7 @@ class ListDraft:
         return True
 
     def end(self, sha256: str, size: int, checksums: bytes) -> None:
-        """Make it whole with the last checksums."""
+        """Complete the list with the last checksums."""
         try:
             written = -(-size // BLOCK_BYTES) - len(checksums) // BLOCK_CHECKSUM.size
             content = disk.read(self.descriptor, list_offset(written) - LIST_HEADER_LENGTH, LIST_HEADER_LENGTH)
@@ -499,9 +498,9 @@ def _tell_of_no_list() -> None:
 
 
 class LockedDigests:
-    """The digests of one upload, the lock of their file held. Close it."""
+    """The digests of one upload, with the lock of their file. Close them after use."""
 
-    # They are there once `load` was called.
+    # Set by `load`.
     _finished: Digests | None
     _hashes: PrefixHashes
     close: Callable[[], None]
@@ -509,7 +508,7 @@ class LockedDigests:
     def __init__(
         self, upload: Upload, digest: int, chunk_map: int, data: int, checksums: int | None, *, boot_id: str
     ) -> None:
-        """`checksums`: None, if nobody wants those of its blocks, or there is no place for them."""
+        """`checksums`: the list of block checksums; None if nobody wants a list, or there is no place for one."""
         self._upload = upload
         self._digest, self._map, self._data = digest, chunk_map, data
         self._checksums = None if checksums is None else ListDraft(checksums)
@@ -518,17 +517,17 @@ class LockedDigests:
         self._count = chunk_count(upload.extent, upload.chunk_size)
 
     def load(self) -> None:
-        """Go on from what was saved, or start at 0. Raises StorageFailed if the disk lost bytes.
+        """Go on from the saved state, or start at 0. Raises StorageFailed if the disk lost bytes.
 
-        What is of a later generation than the caller knows of was saved after a withdrawal that the caller has not heard of:
-        it is believed, and what this process saves is of that generation, too.
+        A later generation than the caller's was saved after a withdrawal that the caller has not heard of. That state is
+        used, and this process saves with the later generation, too.
         """
         saved, needs_md5 = _read(self._digest), self._upload.needs_md5
         self._finished, self._hashes = None, PrefixHashes(with_md5=needs_md5, blocks=self._blocks_from(0, 0))
         match saved:
             case chunks.DataLost():
                 raise StorageFailed("The disk lost bytes of this upload; what it still has is looked at.")
-            # More than what this process knows to be needed is enough: an MD5 may have been told to another one.
+            # A saved MD5 is welcome even if this process needs none: another process may have been told one.
             case chunks.Finished() if saved.generation == self._generation and (saved.md5 or not needs_md5):
                 self._finished = Digests(md5=saved.md5, sha256=saved.sha256)
             case chunks.SavedProgress() if saved.generation >= self._generation and saved.boot_id == self._boot_id:
@@ -542,7 +541,7 @@ class LockedDigests:
         return None if self._checksums is None or partial is None else BlockChecksums(position, partial)
 
     def _are_recorded(self, position: int) -> bool:
-        """Return whether a position is the end of a chunk, and all chunks before it are on the map."""
+        """Return whether `position` is the end of a chunk, and the map has all chunks before it."""
         count, rest = divmod(position, self._upload.chunk_size)
         if rest and position == self._upload.extent:
             count, rest = count + 1, 0
@@ -552,15 +551,16 @@ class LockedDigests:
         return chunks.are_present(records, count)
 
     def save(self) -> None:
-        """Save the state, without a sync: after a power cut the digests start at 0, or at a state that was saved earlier,
-        of chunks that are on the disk."""
+        """Save the state without a sync. After a power cut the digests start at 0 or at an earlier state, and the chunks of
+        that state are on the disk."""
         state, partial = self._hashes.state(), self._save_checksums()
         saved = chunks.SavedProgress(self._generation, self._boot_id, self._hashes.position, state, partial)
         _write(self._digest, saved)
         crash_point("frontier.after_save")
 
     def _save_checksums(self) -> int | None:
-        """Write those of the blocks that are whole; return that of what there is of the next one, None if they are lost."""
+        """Write the checksums of whole blocks. Return the checksum of the block after them; None if the list can't be
+        written."""
         computing = self._hashes.blocks
         if self._checksums is None or computing is None or not self._checksums.write(*computing.take()):
             self._hashes.blocks = None
@@ -579,20 +579,20 @@ class LockedDigests:
         return self._hashes.position
 
     def hash_body(self, body: Body) -> None:
-        """Hash the next chunk from the body that its writer is storing. Call `save` once the writer put it on the map."""
+        """Hash the next chunk from the writer's body. Call `save` once the chunk is on the map."""
         self._hashes.update_by(body.pieces, body.length)
 
     def hash_recorded(self, leave: Callable[[int], bool] = lambda _number: False) -> bool:
-        """Hash chunks as `turn` says, for a long one. Raises Gone."""
+        """Hash chunks on the map for one long turn, as `turn` does. Raises Gone."""
         return take(self.turn(room(), _TURN_BYTES, leave))
 
     def turn(
         self, room: memoryview, turn_bytes: int, leave: Callable[[int], bool] = lambda _number: False
     ) -> Turn[bool]:
-        """Yield what is to be hashed next of the chunks that are on the map, for one turn, then save. Returns whether the
-        turn ended before the chunks did.
+        """Yield bytes of the next chunks on the map to be hashed, for one turn; then save. Return whether the turn ended
+        before the chunks did.
 
-        It stops before a chunk that `leave` names, which the follower hashes from memory. Raises Gone.
+        Stop before a chunk for which `leave` is true, because the follower hashes this chunk from memory. Raises Gone.
         """
         if disk.is_unlinked(self._map):
             raise Gone(self._upload.id)
@@ -608,22 +608,22 @@ class LockedDigests:
         return left <= 0
 
     def _next_recorded(self, length: int, leave: Callable[[int], bool]) -> list[int]:
-        """Return the checksums of the chunks that can be hashed at one go: as many as fit into `length`, and one at
-        least."""
+        """Return the checksums of the chunks to hash at one go: as many chunks as fit into `length`, and at least one."""
         number = self.next_chunk
         if number is None:
             return []
         chunk_size = self._upload.chunk_size
         at_once = min(max(min(length, READ_BYTES) // chunk_size, 1), self._count - number)
-        # Read the map before asking `leave`: a writer offers its chunk before it puts it on the map, so that no chunk found
-        # here comes from an offer that `leave` does not know.
+        # Read the map before asking `leave`: a writer offers its chunk before the chunk gets on the map, so `leave` knows
+        # the offers of all chunks found here.
         records = disk.read(self._map, chunks.MAP_RECORD_LENGTH * at_once, chunks.map_record_offset(number))
         checksums = chunks.leading_checksums(records)
         ours = next((n for n in range(len(checksums)) if leave(number + n)), len(checksums))
         return checksums[:ours]
 
     def _read_chunks(self, checksums: list[int], room: memoryview) -> Iterator[tuple[PrefixHashes, memoryview]]:
-        """Yield the next chunks, which were stored with these checksums; other bytes than those are an error of the disk."""
+        """Yield the bytes of the next chunks. Raises OSError if the disk does not give back the bytes with these
+        checksums."""
         chunk_size = self._upload.chunk_size
         expected = dict(enumerate(checksums, self._hashes.position // chunk_size))
         end = min((max(expected) + 1) * chunk_size, self._upload.extent)
@@ -649,14 +649,14 @@ class LockedDigests:
             yield self._hashes, piece[:count]
 
     def finish(self) -> Digests:
-        """Return the digests of the whole, once they are saved. Raises Busy if a withdrawal took a chunk meanwhile."""
+        """Return the digests of the whole content, after saving them. Raises Busy if a withdrawal took a chunk meanwhile."""
         if self._finished is None and self._hashes.position == self._upload.extent:
             digests = self._hashes.digests()
             if self._checksums is not None and self._hashes.blocks is not None:
                 self._checksums.end(digests.sha256, self._upload.size, self._hashes.blocks.end())
             self._sync_data()
             crash_point("merge.after_data_sync")
-            # It needs no sync: after a power cut the merge hashes again.
+            # Needs no sync: after a power cut the merge hashes again.
             _write(self._digest, chunks.Finished(self._generation, digests.md5, digests.sha256))
             crash_point("merge.after_digest_write")
             self._finished = digests
@@ -665,10 +665,10 @@ class LockedDigests:
         return self._finished
 
     def _sync_data(self) -> None:
-        """Make the data durable before anybody believes its digests, unless the writers synced each chunk.
+        """Make the data durable before anybody uses its digests. If the writers synced each chunk, nothing is left to do.
 
-        If the sync fails, the digest file says so for as long as this machine runs: a second sync would succeed, with the
-        bytes gone from memory and not on the disk (https://wiki.postgresql.org/wiki/Fsync_Errors).
+        If the sync fails, the digest file says so until the next boot: a second sync would succeed, although the bytes are
+        neither in memory nor on the disk (https://wiki.postgresql.org/wiki/Fsync_Errors).
         """
         if not chunks.parse_boot_id(disk.read(self._map, chunks.BOOT_ID_LENGTH, chunks.BOOT_ID_OFFSET)):
             return

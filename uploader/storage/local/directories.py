@@ -1,9 +1,9 @@
-"""The directories of open uploads, `temp/YYYY/MM/<upload_id>`: made, entered, removed; and their files, kept open from chunk
-to chunk, because to open them takes longer than a small chunk.
+"""The directories of open uploads, `temp/YYYY/MM/<upload_id>`: made, entered, removed. Their files are kept open from chunk
+to chunk, because opening them takes longer than a small chunk.
 
-A month's directory comes with its first upload. The cleanup removes it when it is empty, at any moment in between. Each
-holder of open files has descriptors of its own, because locks and the errors of syncs belong to a descriptor, not to the
-file: of two holders that share one, the first is told that the other's bytes are lost, and the other is told nothing.
+The first upload of a month makes its directory. The cleanup removes an empty one, at any moment. Each holder of open files
+has descriptors of its own, because locks and errors of syncs belong to a descriptor, not to the file. If two holders shared
+a descriptor, only the first would be told that bytes of the other are lost.
 """
 
 import asyncio
@@ -29,23 +29,23 @@ from uploader.storage.disk import Directory
 logger = logging.getLogger(__name__)
 
 _MAKE_ATTEMPTS = 100
-# Who places a blob has just made its directory, and would have to make it anew.
+# A new directory of a blob is empty until the blob is placed, and should not be removed before.
 _EMPTY_SECONDS = 3600.0
 FILES = ("map", "digest", "data", "checksums")
-# How many pairs a process keeps, and for how long: what another process removes takes room until it is closed here, too.
+# Open pairs of files in a process, and for how long: removed files take space until every process has closed them.
 _MAX_KEPT = 64
 _KEPT_SECONDS = 2.0
 
 
 def month_path(moment: datetime) -> str:
-    """Return the directory in `temp` of the month (UTC) that `moment` lies in, such as `2026/11`."""
+    """Return the directory in `temp` for the month (UTC) of `moment`, such as `2026/11`."""
     moment = moment.astimezone(UTC)
     return f"{moment.year:04}/{moment.month:02}"  # strftime pads no year
 
 
 @contextmanager
 def upload_directory(root: Directory, upload: Upload) -> Iterator[Directory]:
-    """Yield the directory of an upload. If a file is missing within, Gone is raised."""
+    """Yield the directory of an upload. Raises Gone if a file is missing in it."""
     try:
         with root.enter(upload.place) as directory:
             yield directory
@@ -72,8 +72,8 @@ def new_upload_directory(root: Directory, upload: Upload) -> Iterator[Directory]
 
 @contextmanager
 def made_upload_directory(root: Directory, upload: Upload) -> Iterator[Directory]:
-    """The directory of an upload, made unless it is there, durable at the end with what was made in it. It may go meanwhile:
-    then FileNotFoundError is raised as Gone."""
+    """Yield the directory of an upload, made if need be. New files in it are durable at the end. Raises Gone if it is
+    removed meanwhile."""
     path, _, name = upload.place.rpartition("/")
     try:
         with suppress(FileExistsError):
@@ -88,7 +88,7 @@ def made_upload_directory(root: Directory, upload: Upload) -> Iterator[Directory
 
 
 def _make(root: Directory, path: str, name: str) -> Directory:
-    """Make the directory of an upload; returns that of its month."""
+    """Make the directory of an upload. Return the directory of its month."""
     for _ in range(_MAKE_ATTEMPTS):
         with suppress(FileNotFoundError):  # the month was removed at this moment
             return _make_once(root, path, name)
@@ -106,7 +106,7 @@ def _make_once(root: Directory, path: str, name: str) -> Directory:
 
 
 def made(root: Directory, path: str) -> Directory:
-    """Make a directory below one that every store has, which is not made anew."""
+    """Make a directory below a top directory, which has to exist."""
     top, _, rest = path.partition("/")
     with root.enter(top) as directory:
         return directory.make(rest)
@@ -134,7 +134,7 @@ def discard(root: Directory, upload: Upload) -> bool:
 
 def _remove(month: Directory, name: str) -> None:
     with month.enter(name) as directory:
-        # The map goes first: a writer that waits for its lock sees by it that the upload is gone.
+        # The map goes first: a writer waiting for its lock then sees that the upload is gone.
         for file in FILES:
             with suppress(FileNotFoundError):
                 if directory.make_way(file):
@@ -154,10 +154,10 @@ def _remove(month: Directory, name: str) -> None:
 
 
 class OpenFiles:
-    """The map and the data of one upload, open for one holder at a time; closed with their last user, at the latest."""
+    """The map and the data of one upload, open for one holder at a time. Closed with their last user at the latest."""
 
     def __init__(self, root: Directory, upload: Upload) -> None:
-        """Raises Gone; Unverified if the map is there without the data, so that what it says is not true."""
+        """Raises Gone; and Unverified if the map has lost its data, and is wrong."""
         self.upload_id = upload.id
         self.kept_since = 0.0
         self._root = root
@@ -175,8 +175,8 @@ class OpenFiles:
         self.close = weakref.finalize(self, _close, self.map, self.data)
 
     def check(self) -> None:
-        """Raises Gone if these are not the upload's files any more. The caller holds a lock of the map: the remover of the
-        files has to hold all of them."""
+        """Raises Gone if these files do not belong to the upload any more. The caller holds a lock of the map: to remove the
+        files takes all locks."""
         if not self._root.has(self._map_path, self._map_status) or disk.is_unlinked(self.data):
             raise Gone(self.upload_id)
 
@@ -187,7 +187,7 @@ def _close(map_descriptor: int, data_descriptor: int) -> None:
 
 
 def close_files(gone: list[OpenFiles]) -> None:
-    """Runs in a thread: closing a large unlinked file for the last time takes until the kernel has freed its blocks."""
+    """Close files, in a thread: the last close of a large unlinked file waits until the kernel has freed its blocks."""
     for files in gone:
         try:
             files.close()
@@ -199,9 +199,9 @@ def close_files(gone: list[OpenFiles]) -> None:
 class KeptFiles:
     """Open files without a holder and without a lock, for the next chunk. Lives on the event loop."""
 
-    # Is given the files that are not kept any longer.
+    # Gets the files that are no longer kept.
     _close: Callable[[list[OpenFiles]], None]
-    # In the order in which they were kept: all, and those of each upload.
+    # In the order of keeping: all, and those of each upload.
     _all: dict[OpenFiles, None] = field(default_factory=dict)
     _of_upload: dict[str, list[OpenFiles]] = field(default_factory=dict)
     _timer: asyncio.TimerHandle | None = None
@@ -211,13 +211,13 @@ class KeptFiles:
         self._all[files] = None
         self._of_upload.setdefault(files.upload_id, []).append(files)
         if len(self._all) > _MAX_KEPT:
-            gone = list(islice(self._all, 1 + _MAX_KEPT // 4))  # many in one hop, where it goes round many uploads
+            gone = list(islice(self._all, 1 + _MAX_KEPT // 4))  # many in one hop, if there are many uploads
             self._close([self._forget(files) for files in gone])
         if self._timer is None:
             self._close_later(_KEPT_SECONDS)
 
     def take(self, upload_id: str) -> OpenFiles | None:
-        """Return the files of an upload that were kept last, if any are: the caller's from now on."""
+        """Return the files of an upload that were kept last, if there are any. They belong to the caller now."""
         kept = self._of_upload.get(upload_id)
         return None if kept is None else self._forget(kept[-1])
 
@@ -248,17 +248,17 @@ class KeptFiles:
         return files
 
 
-# What lies in temp and blobs, found by walking their directories; and removed, where it is still what was found.
+# Walks through temp and blobs, and removes entries that have not changed since.
 #
-# Sees only what the server may have made itself. Runs in threads.
+# Sees only files and directories that the server may have made. In threads.
 
 
 _YEAR, _MONTH = re.compile(r"[0-9]{4}"), re.compile(r"0[1-9]|1[0-2]")
 _UPLOAD = re.compile(r"[0-9a-f]{32}")
 _FAN_OUT = re.compile(r"[0-9a-f]{2}")
-# A blob, or a name that no row has.
+# A blob, or a file beside blobs without a row.
 _BLOB = re.compile(r"[0-9a-f]{64}(\.([0-9a-f]{32}|signature|checksums))?")
-# The name that bytes have before they take a blob's place, and that of what is kept beside a blob.
+# Bytes before they take a blob's place, or a file that belongs to a blob.
 _DRAFT = re.compile(r"[0-9a-f]{64}\.([0-9a-f]{32}|signature|checksums)")
 _TRASHED_BLOB = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}(\.checksums)?")
 _TRASHED_UPLOAD = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
@@ -279,7 +279,7 @@ def upload_directories(root: Directory, month: str) -> Iterator[Found]:
 
 
 def blob_files(root: Directory, after: str = "") -> Iterator[Found]:
-    """Yield the files of blobs after a name, by their names; what is kept beside a blob is met where the blob is gone."""
+    """Yield the files of blobs after a name, by name. A file beside a blob is yielded if its blob is gone."""
     for outer, inner in blob_directories(root, after):
         path = f"blobs/{outer}/{inner}"
         names = set(_listed(root, path, _BLOB, Directory.files))
@@ -291,7 +291,7 @@ def blob_files(root: Directory, after: str = "") -> Iterator[Found]:
 
 
 def blob_directories(root: Directory, after: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the directories in which blobs lie, but for those whose blobs all come before a name."""
+    """Yield the directories of blobs, but none whose blobs all come before a name."""
     for outer in sorted(_listed(root, "blobs", _FAN_OUT)):
         if outer >= after[:2]:
             for inner in sorted(_listed(root, f"blobs/{outer}", _FAN_OUT)):
@@ -300,7 +300,7 @@ def blob_directories(root: Directory, after: str = "") -> Iterator[tuple[str, st
 
 
 def _look_if_it_can_be_read(root: Directory, path: str) -> Found | None:
-    """Look as `look`. A damaged part is left alone, and the walk goes on."""
+    """Look as `look` does. A damaged part of the disk is left alone, and the walk goes on."""
     try:
         return look(root, path)
     except OSError as error:
@@ -309,7 +309,7 @@ def _look_if_it_can_be_read(root: Directory, path: str) -> Found | None:
 
 
 def _leave_what_is_damaged(path: str, error: OSError) -> None:
-    """Raises the error again, unless it is of this part alone."""
+    """Log the error of a damaged part of the disk; raise any other error again."""
     if error.errno not in disk.DAMAGED:
         raise error
     logger.error("a part of the disk can't be read and is left", extra={"path": path}, exc_info=error)
@@ -327,8 +327,8 @@ def checksums_name(sha256: str) -> str:
 
 
 def unlink_blob(directory: Directory, name: str) -> bool:
-    """Take the name of a blob away, with what is kept beside it; False if there is none. The blob goes first: nobody opens
-    one whose checksums are gone."""
+    """Unlink a blob and the files beside it. Return False if there is no blob. The blob goes first: an open blob never lacks
+    its checksums."""
     done = directory.unlink(name)
     for name_beside in (signature_name, checksums_name):
         directory.unlink(name_beside(name))
@@ -336,7 +336,7 @@ def unlink_blob(directory: Directory, name: str) -> bool:
 
 
 def look(root: Directory, path: str) -> Found | None:
-    """Look at it as it is now; None if it has gone."""
+    """Look at an entry as it is now; None if it has gone."""
     parent, _, name = path.rpartition("/")
     try:
         with root.enter(parent) as directory:
@@ -352,7 +352,7 @@ def look(root: Directory, path: str) -> Found | None:
         place=path,
         inode=own.st_ino,
         changed_at=max(each.st_ctime for each in (own, *files)),
-        # Bytes that have another name stay.
+        # Bytes with another name stay on the disk.
         disk_bytes=sum(each.st_blocks * BLOCK_BYTES for each in files if each.st_nlink == 1),
         is_draft=_DRAFT.fullmatch(name) is not None,
         size=own.st_size,
@@ -365,7 +365,7 @@ def is_still(root: Directory, found: Found) -> bool:
 
 
 def remove(root: Directory, found: Found) -> bool:
-    """Remove what a walk found, unless it changed since; whether this call did it."""
+    """Remove an entry of a walk, unless it has changed since. Return whether this call did it."""
     if not is_still(root, found):
         return False
     parent, _, name = found.place.rpartition("/")
@@ -389,7 +389,7 @@ def _remove_directory(parent: Directory, name: str) -> None:
 
 
 def remove_month(root: Directory, month: str) -> None:
-    """Remove a month's directory if it is empty, and its year's."""
+    """Remove the directory of a month if it is empty, and the directory of its year."""
     year, _, name = month.partition("/")
     try:
         with root.enter(f"temp/{year}") as directory:
@@ -403,7 +403,7 @@ def remove_month(root: Directory, month: str) -> None:
 
 
 def remove_empty(root: Directory, parts: Iterable[tuple[str, str]]) -> None:
-    """Remove directories of blobs that are empty and were so for a while, with those that they lie in."""
+    """Remove directories of blobs that have been empty for a while, with their parents."""
     for outer, inner in parts:
         try:
             with root.enter(f"blobs/{outer}") as directory:
@@ -434,7 +434,7 @@ def _listed(
     pattern: re.Pattern[str],
     listing: Callable[[Directory], list[str]] = Directory.directories,
 ) -> list[str]:
-    """Return all names at once, so that a walk that nobody ends holds no descriptor."""
+    """Return all names at once: an unfinished walk then holds no descriptor."""
     try:
         with root.enter(path) as directory:
             return list(filter(pattern.fullmatch, listing(directory)))

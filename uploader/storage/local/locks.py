@@ -1,12 +1,12 @@
-"""The locks of an upload, and the right to append to it: nobody waits in a thread, and a crash lets go of all. And the
-changes of its files that are made while every chunk is locked: chunks that went bad on the disk are withdrawn, and a
-length that was told late is settled.
+"""The locks of an upload, the right to append to it, and changes of its files while every chunk is locked: withdrawing
+chunks that went bad on the disk, and settling a length that was told late.
 
-One appends at a time, in whatever process, and the newest wins: the holder has one byte of the map locked, and the next
-one locks another byte and waits. The holder sees that, ends what it is about, and lets go; no message is sent for it.
+No thread waits for a lock, and a crash releases all locks. One request appends at a time, in whichever process, and the
+newest request wins: the holder has one byte of the map locked, and the next request locks another byte and waits. The holder
+sees this lock, ends the work, and releases the byte; no message is sent.
 
-Until a length is settled the map has records for one chunk more than there may ever be, and its header says so. Where the
-last bytes that came are a tail, they are a chunk now. A crash at any step leaves a header of before, and the next
+Until the length is settled, the map has records for one chunk more than the largest upload, and its header says this. If the
+last bytes that came are a tail, settling makes them a chunk. A crash at any step leaves the old header, and the next process
 begins again.
 """
 
@@ -34,12 +34,12 @@ from uploader.storage.store import Store
 logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_SECONDS = 30.0
-# Who has a lock for longer may wait for a store that is silent.
+# Whoever has a lock for longer may be waiting for a silent store.
 LONG_SECONDS = 1.0
-# For all that others have, less what the request has waited before, so that one that gives up has its answer within 10 s.
-# A holder looks several times meanwhile, and has little left to do then.
+# The wait for all locks together, less the time for which the request has waited before: a request that gives up is answered
+# within 10 s. A holder looks for claims several times meanwhile, and has little left to do then.
 PATIENCE_SECONDS = 8.0
-# So much a map has all the same.
+# The least time to wait for the map, even after that.
 _LEAST_SECONDS = 1.0
 _PAUSE_SECONDS = 0.002
 _TURN_BYTES = 64 << 20
@@ -48,7 +48,7 @@ _TURN_BYTES = 64 << 20
 async def wait_for_lock(
     descriptor: int, start: int, length: int, timeout_seconds: float, refusal: type[Unavailable] = Unavailable
 ) -> None:
-    """Raises `refusal` if others keep it for that long."""
+    """Lock a range. Raises `refusal` if others keep it locked for `timeout_seconds`."""
     began, pause = time.monotonic(), 0.0005
     while not try_lock(descriptor, start, length):
         if time.monotonic() > began + timeout_seconds:
@@ -60,25 +60,25 @@ async def wait_for_lock(
 
 @dataclass(eq=False)
 class LocalAppender:
-    """The holder of the right to append, by files of its own, beside those of the chunks that it stores."""
+    """A holder of the right to append. The open files are not shared with the chunks being stored."""
 
     _upload: Upload
     _chunks: ChunkFiles
     _kept: KeptFiles
     _pool: Pool
-    # Read with the right, for the first that asks.
+    # The map that was read when the right was taken, for the first `read_map`.
     _first: formats.ChunkMap | None = None
     _files: OpenFiles = field(init=False)
 
     def __post_init__(self) -> None:
-        # For all that others have, together.
+        # One deadline for all locks.
         self._deadline = time.monotonic() + wait_budget().left("who appends", PATIENCE_SECONDS)
 
     async def begin(self) -> None:
         """Get the right. Raises Gone, UploadBusy."""
         files = self._kept.take(self._upload.id)
         if files is not None:
-            with suppress(Gone):  # or the files that were open were replaced
+            with suppress(Gone):  # or only the kept files were replaced
                 await self._lock(files)
                 return
         await self._lock(await self._open())
@@ -113,7 +113,7 @@ class LocalAppender:
         return disk.is_locked(self._files.map, formats.CLAIM_OFFSET, 1)
 
     async def read_map(self) -> formats.ChunkMap:
-        """Raises UploadBusy where a chunk is written for too long: a closer holds all records, perhaps to read all of it."""
+        """Read the map. Raises UploadBusy if a chunk stays locked for too long: a closer may be reading all bytes."""
         chunk_map, self._first = self._first, None
         deadline = max(self._deadline, time.monotonic() + _LEAST_SECONDS)
         while chunk_map is None:
@@ -131,8 +131,8 @@ def _settle(root: disk.Directory, upload: Upload) -> None:
         header = disk.read(descriptor, formats.MAP_RECORDS_OFFSET, 0)
         boot_id = formats.boot_id_of(header, shape_of(upload).unbounded) or ""
         with disk.opened(directory.open_to_write("data")) as data:
-            disk.resize(data, upload.size)  # what a killed writer left beyond was never acknowledged
-            if not boot_id:  # all that is in it is durable, so that there is little to write
+            disk.resize(data, upload.size)  # bytes beyond it, from a killed writer, were never acknowledged
+            if not boot_id:  # each chunk was synced, so there is little to write
                 disk.sync_data(data)
         crash_point("length.after_data")
         _settle_map(descriptor, upload, header, boot_id)
@@ -155,8 +155,7 @@ def _settle_map(descriptor: int, upload: Upload, header: bytes, boot_id: str) ->
 
 
 def _mend_data(directory: disk.Directory, size_bytes: int | None) -> None:
-    """Give a data file its size, if that is known, and make durable what is in it: afterwards the map says that all of it
-    is."""
+    """Give a data file its size, if known, and make all bytes durable: the map is about to say that they are."""
     with suppress(FileNotFoundError):
         directory.make_way("data")
     with suppress(FileExistsError):
@@ -169,8 +168,8 @@ def _mend_data(directory: disk.Directory, size_bytes: int | None) -> None:
 
 
 def _take_back(root: disk.Directory, upload: Upload, numbers: list[int], *, verified: bool) -> None:
-    """Take chunks off the map, durably, and the tail with them. `verified`: all others are whole, so the files get the form
-    that they should have. Raises Gone."""
+    """Take chunks off the map, durably, and the tail with them. `verified`: all other chunks are whole, so map and data get
+    the form that they should have. Raises Gone."""
     shape = shape_of(upload)
     with upload_directory(root, upload) as directory, disk.opened(directory.open_to_write("map")) as descriptor:
         tail = _take_back_tail(descriptor, numbers, shape)
@@ -182,14 +181,15 @@ def _take_back(root: disk.Directory, upload: Upload, numbers: list[int], *, veri
         disk.sync_data(descriptor)
         if verified:
             _mend_data(directory, upload.size if upload.length_known else None)
-            # The last step: until then the map is that of an upload that has to be checked.
+            # The last step: until then the map belongs to an upload that has to be checked.
             disk.write(descriptor, memoryview(formats.map_header("", shape, tail)), 0)
             disk.sync_data(descriptor)
 
 
 def _take_back_tail(map_descriptor: int, numbers: list[int], shape: formats.MapShape) -> bytes:
-    """Return the tail that the map keeps: none of a chunk that goes, nor of one after it, where it would count again
-    once that is filled. It is written first: a tail of a chunk that is not there would be in force."""
+    """Return the tail that the map keeps: none if a withdrawn chunk is its chunk or an earlier one, because the tail would
+    count again after the earlier chunk is filled. A tail that goes is cleared first: once the record of its chunk is gone,
+    an old tail would be in force again."""
     header = disk.read(map_descriptor, formats.MAP_RECORDS_OFFSET, 0)
     tail = formats.tail_of(header, shape)
     if tail is None:
@@ -203,7 +203,7 @@ def _take_back_tail(map_descriptor: int, numbers: list[int], shape: formats.MapS
 
 
 class LockedUploads(Store):
-    """Locks whole uploads, and changes their files under all their locks."""
+    """Locks all chunks of an upload, and changes its files under these locks."""
 
     _root: disk.Root
     _chunks: ChunkFiles
@@ -222,9 +222,9 @@ class LockedUploads(Store):
     @asynccontextmanager
     async def locked(self, upload: Upload) -> AsyncIterator[None]:
         with disk.opened(await self.threads.disk.run(self._chunks.open_map, upload)) as descriptor:
-            # While the closer has the gate no writer can start, so it waits for those under way and for no others.
+            # While the closer has the gate, no writer can start. So the closer waits only for the writers under way.
             await wait_for_lock(descriptor, formats.GATE_OFFSET, formats.GATE_LENGTH, LOCK_TIMEOUT_SECONDS)
-            # To the end of the file.
+            # All records, to the end of the file.
             await wait_for_lock(descriptor, formats.MAP_RECORDS_OFFSET, 0, LOCK_TIMEOUT_SECONDS)
             try:
                 if disk.is_unlinked(descriptor):
@@ -235,7 +235,7 @@ class LockedUploads(Store):
 
     @asynccontextmanager
     async def _digests_locked(self, upload: Upload) -> AsyncIterator[int]:
-        """A worker that is hashing now would save a digest of what was: of whole chunks, where the last one was none."""
+        """Lock the digests: a worker that is hashing now would save digests of the chunks as they were."""
         with disk.opened(await self.threads.disk.run(self._digests.open, upload)) as descriptor:
             await wait_for_lock(descriptor, 0, 0, LOCK_TIMEOUT_SECONDS)
             yield descriptor
@@ -259,7 +259,7 @@ class LockedUploads(Store):
         self, upload: Upload, numbers: list[int], *, generation: int, verified: bool = False, lost: Lost | None = None
     ) -> None:
         def take_back(digest: int) -> None:
-            # The digests go first: they were of these chunks, too.
+            # The digests go first: they are digests of these chunks, too.
             self._digests.forget_locked(digest, generation)
             crash_point("withdraw.after_digest")
             _take_back(self._root, upload, numbers, verified=verified)
@@ -268,7 +268,7 @@ class LockedUploads(Store):
             await self.threads.disk.run(take_back, digest)
 
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
-        """Find them in portions, each read at one go by a thread, so that other uploads have the thread in between."""
+        """Find bad chunks in portions, each in one hop to a thread: other uploads get the thread in between."""
         bad: list[int] = []
         at_once = max(_TURN_BYTES // upload.chunk_size, 1)
         count = chunk_count(upload.extent, upload.chunk_size)
@@ -299,7 +299,7 @@ class LockedUploads(Store):
 
     def _checksum(self, data: int, upload: Upload, number: int, length: int | None) -> int | None:
         """Return the checksum of a chunk, or of its first `length` bytes; None if the disk does not give them back. Raises
-        errors that say nothing of these bytes."""
+        errors that say nothing about these bytes."""
         self.check_stopping()
         start = number * upload.chunk_size
         end = start + (length or chunk_length(number, upload.extent, upload.chunk_size))

@@ -2,8 +2,8 @@
 
     temp/YYYY/MM/<upload_id>/{data,map,digest}    blobs/ab/cd/<sha256>
 
-Puts the parts together behind the seam of `storage/base.py`: gives them threads, waits for locks, and translates what the
-disk says. Refuses to know users, quotas or Redis: its caller talks to those while it holds a chunk or a closer.
+Puts the modules of this package together behind `storage/base.py`: gives them threads, waits for locks, and translates
+errors of the disk. Refuses to know users, quotas or Redis: the caller talks to them while it holds a chunk or a closer.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ from uploader.storage.local.directories import KeptFiles, OpenFiles, close_files
 from uploader.storage.local.locks import LOCK_TIMEOUT_SECONDS, LONG_SECONDS, LockedUploads
 from uploader.storage.local.turns import Company
 
-# Of which installation a data directory is: the file `installation`, and `installation.new` while a first start makes it.
-# The file has the version of everything on the disk, too: of maps, digests, and of what lies where. Runs in threads.
+# The mark of a data directory: the file `installation`, and `installation.new` while a first start makes the mark. The file
+# also has the version of everything on the disk: of maps, of digests, and of the layout. In threads.
 #
-# Several processes may start at once, and each may die at any line. So each file is written whole under a name of its
-# own and then linked, which the first one does: later ones find it. Only where somebody asks for it, one is
-# renamed over it.
+# Several processes may start at once, and each may die at any line. So each file is written whole under a name of its own
+# and then linked. The first link succeeds, and later processes find the file. Only `replace` renames a file over an existing
+# one.
 
 
 # The version of everything on the disk.
@@ -50,7 +50,7 @@ _DRAFT = re.compile(r"installation\.[0-9a-f]{32}")
 
 
 class LocalMarks(stores.MarkFiles):
-    """The files that say of which installation a store is."""
+    """The files that name the installation of a store."""
 
     store = stores.StoreName("data directory", "UPLOADER_DATA", "is it mounted?")
 
@@ -70,12 +70,12 @@ class LocalMarks(stores.MarkFiles):
         return stores.Marks(found.installation, proposals, is_outdated, found.is_damaged)
 
     def propose(self, installation: str, marks: stores.Marks) -> None:
-        """Another one may be there that is not durable yet."""
+        """Write the proposal. Sync even if another process has written one: its proposal may not be durable yet."""
         self._write(PROPOSAL, installation)
         crash_point("installation.after_proposal")
 
     def write(self, installation: str, *, replace: bool) -> None:
-        """An older version in the mark would let an older program in, to which tails are damage."""
+        """Write the mark with the present version: an older program must not start, because it takes tails for damage."""
         if replace:
             self.read(installation)
             self._root.rename(self._write_draft(installation), MARK)
@@ -85,7 +85,7 @@ class LocalMarks(stores.MarkFiles):
             crash_point("installation.after_mark")
 
     def forget_proposals(self, *, is_durable: bool = True) -> None:
-        """And the drafts of those who died. Where a power cut brings it back, nobody asks for it."""
+        """Remove the proposal, and the drafts of processes that died. If a power cut brings them back, nobody reads them."""
         if not is_durable:
             self._root.sync()
         for name in self._root.files():
@@ -94,7 +94,7 @@ class LocalMarks(stores.MarkFiles):
 
     def _write(self, name: str, installation: str) -> None:
         draft = self._write_draft(installation)
-        # Without the draft, too, somebody was faster: who ends a first start takes all drafts away.
+        # A missing draft means the same as an existing file: another process ended the first start, and removed all drafts.
         with suppress(FileExistsError, FileNotFoundError):
             self._root.link(draft, self._root, name)
         self._root.unlink(draft)
@@ -125,16 +125,16 @@ class LocalMarks(stores.MarkFiles):
         return found
 
 
-# How long the size of the trash is believed, at least, and in terms of how long it took to find out: where room is short,
-# it is walked anyway.
+# The size of the trash is trusted for at least this long, and for this many times the duration of the walk that found it.
+# When free space is short, the trash is walked anyway.
 _FRESH_SECONDS = 60.0
 _FRESH_WALKS = 50
-# Chunks of no more are written to memory in less time than it takes to change threads.
+# Writing chunks of no more bytes to memory takes less time than a change of threads.
 _QUICK_BYTES = 256 << 10
 
 
 class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
-    """On a directory."""
+    """The store in a data directory."""
 
     keeps_files = True
 
@@ -233,7 +233,7 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
         return directories.discard(self._root, upload)
 
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> HeldRecord:
-        """Hold a chunk in one thread hop, and another one for each time the chunk is busy."""
+        """Hold a chunk. This takes one hop to a thread, and another hop each time that the chunk is busy."""
         if body is not None and self.ballast is not None:
             disk.check_room(self.ballast.reserve)
         held = await self._offer_and_hold(upload, number, body, start)
@@ -249,8 +249,8 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
         return held
 
     async def _offer_and_hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldRecord | None:
-        """Offer the body to the follower, which hashes it while it is written, if it is next. That task waits for the
-        disk, but not for a busy chunk: so the offer is settled after the first attempt."""
+        """Offer the body to the follower, which hashes it during the write if this chunk is next. The follower waits for the
+        write, but must not wait for a busy chunk. So the offer is settled after the first attempt."""
         length = chunk_length(number, upload.extent, upload.chunk_size)
         is_whole, end = body is not None and body.length == length, start + (body.length if body else 0)
         offer = self._offer(upload, number, body) if body is not None and is_whole else None
@@ -261,12 +261,12 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
             if offer is not None:
                 self._settle_offer(offer, written=held is not None and held.written)
         if held is not None and held.written and not is_whole and end == length:
-            self._follow(upload)  # its head was there, so it is read back
+            self._follow(upload)  # the tail is on disk already, so the whole chunk is read back
         return held
 
     async def _try_hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldRecord | None:
-        """Try once to hold a chunk. A write that may wait for the disk has a thread of its own; one that only goes to
-        memory shares a hop."""
+        """Try once to hold a chunk. A write that may wait for the disk has a thread of its own; a write to memory shares its
+        hop with others."""
         pool = self._disk_for(body.length if body else 0)
         files = self._kept.take(upload.id)
         if files is not None:
@@ -274,12 +274,12 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
             hop = self._quick.run if quick else pool.run
             try:
                 return await hop(self._chunks.try_hold, upload, number, body, files, start)
-            except Gone:  # or the files that were open were replaced
+            except Gone:  # or only the kept files were replaced
                 self._close_files(self._kept.take_all(upload.id))
         return await pool.run(self._chunks.try_hold, upload, number, body, None, start)
 
     def _disk_for(self, length: int) -> Pool:
-        """Return the threads that write or free so many bytes."""
+        """Return the threads for writing or freeing `length` bytes."""
         return self._disk if length <= _QUICK_BYTES else self.threads.long
 
     async def read_map(self, upload: Upload, *, verified: bool = True) -> chunks.ChunkMap:
@@ -294,14 +294,14 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
     def _place_blob(self, upload: Upload, sha256: str) -> None:
         self._digests.check(upload, sha256)
         if not self._chunks.read_map(upload, verified=False).complete:
-            raise Gone(upload.id)  # its files were lost meanwhile, and others made
+            raise Gone(upload.id)  # its files were lost meanwhile, and made again
         with directories.upload_directory(self._root, upload) as source:
             self._link_blob(source, "data", sha256, f"{sha256}.{upload.id}")
 
     # Housekeeping
 
     async def list_uploads(self, opened_before: datetime) -> AsyncIterator[list[Found]]:
-        """List by months: all that were opened in those before the month of `opened_before`."""
+        """List the uploads of all months before the month of `opened_before`."""
         for month in await self._months(opened_before):
             async for batch in self._walk(directories.upload_directories(self._root, month)):
                 yield batch
@@ -322,7 +322,7 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
         await super().remove_emptied(opened_before)
 
     async def space(self) -> Space:
-        """The trash is walked now and then, because that takes long."""
+        """Return the space. The trash is walked only now and then, because a walk takes long."""
         figures, began = await self.threads.disk.run(self._root.figures), time.monotonic()
         if began >= self._trash_fresh_until:
             self._trash_fresh_until = began + _FRESH_SECONDS  # meanwhile others take the old figure

@@ -1,5 +1,5 @@
-"""Turns of hashing that many uploads want at the same time are taken together: by one thread, step by step, so that the same
-hash of many contents is computed at once (docs/decisions/0041)."""
+"""Takes the turns of hashing of many uploads together, in one thread, step by step, so that the same hash of many contents
+is computed at once (docs/decisions/0041)."""
 
 import asyncio
 import time
@@ -16,16 +16,16 @@ from uploader.storage.hashes import Turn, room, take_together
 
 T = TypeVar("T")
 
-# So many fill half of the lanes, and are enough.
+# This many turns fill half of the lanes, which is enough.
 _ENOUGH = 8
-# A turn waits for others for so long, in seconds; what waits for its end hurries all of them.
+# A turn waits this long for other turns, in seconds. Whoever waits for the result may cut this short for all of them.
 _COMPANY_SECONDS = 0.1
 
 
 @dataclass(eq=False)
 class _Waiting:
     begin: Callable[[memoryview], Turn[Any]]
-    # Of the request that pays for its share, and that an error of the disk is logged with.
+    # The context of the request, which pays for its share; disk errors are logged in this context.
     context: Context = field(default_factory=copy_context)
     outcome: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -39,7 +39,7 @@ class _Waiting:
 
 
 class Company:
-    """Brings turns together. A turn is begun with the memory that it reads into."""
+    """Collects turns and runs them together. A turn begins with a buffer to read into."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -47,7 +47,7 @@ class Company:
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, begin: Callable[[memoryview], Turn[T]], most: int) -> "asyncio.Future[T]":
-        """Take a turn with those of others, at once if `most` wait, or enough of them."""
+        """Add a turn. Run all waiting turns if `most` wait, or enough of them; otherwise after a short time."""
         waiting = _Waiting(begin)
         self._waiting.append(waiting)
         if len(self._waiting) >= min(most, _ENOUGH):
@@ -57,17 +57,17 @@ class Company:
         return waiting.outcome
 
     def hurry(self) -> None:
-        """Wait for no more company."""
+        """Run the waiting turns now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         batch, self._waiting = self._waiting, []
         if not batch:
             return
-        token = cost_of_request.set(None)  # else who comes last pays for all
+        token = cost_of_request.set(None)  # otherwise the last request pays for all
         try:
             taken = self._pool.run(_take_all, batch)
-        except RuntimeError as error:  # it was shut down
+        except RuntimeError as error:  # the pool was shut down
             for each in batch:
                 each.settle(error)
         else:
@@ -77,7 +77,7 @@ class Company:
 
 
 def _take_all(batch: Sequence[_Waiting]) -> tuple[list[tuple[Any, int]], float]:
-    """Returns the seconds that it took, too."""
+    """Run the turns. Return the outcome and the hashed bytes of each, and the CPU seconds of this thread."""
     began = time.thread_time()
     taken = zip(batch, take_together([each.begin(room(number)) for number, each in enumerate(batch)]), strict=True)
     found = [(each.context.run(_meant, outcome), length) for each, (outcome, length) in taken]

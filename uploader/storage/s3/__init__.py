@@ -1,1 +1,1 @@
-"""The store on an S3-compatible server: chunks are parts, and the rows of a ledger say which of them count."""
+"""The store on an S3-compatible server: chunks are parts, and the rows of a ledger say which parts count."""

@@ -1,8 +1,8 @@
-"""Contents on S3: each lies at the key that its row names, and is read by ranges; in the trash, too.
+"""Blobs on S3: each lies at the key in its row and is read by ranges, also in the trash.
 
-A key is never used again, so what was read before belongs together with what is read after. Where a content is given other
-bytes, the key changes, and the old object goes to the trash: a reader that meets none asks for the key once more. What comes
-whole is an object, under a key of its own, before there is a row.
+No key is used twice, so bytes that were read earlier and later belong together. When a blob gets other bytes, its key
+changes, and the old object goes to the trash. A reader that finds no object asks for the key once more. A whole file is an
+object under a key of its own before it has a row.
 """
 
 import asyncio
@@ -27,22 +27,22 @@ from uploader.storage.store import Store
 
 T = TypeVar("T")
 _READ_BYTES = 1 << 20
-# Ranges that are not farther apart come by one request, of so many bytes at most: a request costs more than a few bytes.
+# Ranges no farther apart are read by one request, of at most this many bytes: a request costs more than a few bytes.
 _GAP_BYTES, _SPAN_BYTES = 256 << 10, 8 << 20
-# Of a part that is not encrypted with a key of the customer's.
+# The ETag of a part, unless a customer's key encrypts it.
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _LIST_BATCH = 250
 
 
 @dataclass(eq=False)
 class S3Blob:
-    """A content that is open to be read."""
+    """An open blob on S3."""
 
     _bucket: Bucket
     _pool: Pool
     _key: str
     _size: int
-    # Says where the content is now; None: nowhere.
+    # Returns the present key of the blob; None if it has none.
     _locate: Callable[[], Awaitable[str | None]]
     _stream: ObjectReader | None = None
     _position: int = 0
@@ -52,7 +52,7 @@ class S3Blob:
         if offset >= self._size or length_bytes <= 0:
             return b""
         async with self._alone:
-            # To its end: a thread that still reads would open a stream after `close`.
+            # Wait for the end of the read: its thread could open a stream after `close`.
             try:
                 return await uninterrupted(self._again(lambda: self._read(length_bytes, offset)))
             except Gone:
@@ -75,7 +75,7 @@ class S3Blob:
         except StorageFailed:
             if not goes_on:
                 raise
-            self._close()  # a reader who takes his time: the server has hung up
+            self._close()  # the server has hung up on a slow reader
             return self._read_on(length_bytes, offset)
 
     def _read_on(self, length_bytes: int, offset: int) -> bytes:
@@ -104,7 +104,7 @@ class S3Blob:
 
 
 class S3Blobs(Store):
-    """The contents of the store, found by their rows, and the rows of deleted ones."""
+    """Finds blobs by their rows, reads them, and keeps the trash."""
 
     _bucket: Bucket
     _ledger: Ledger
@@ -139,7 +139,7 @@ class S3Blobs(Store):
         arrival.place = key
 
     def place_arrivals(self, arrivals: Sequence[Arrival]) -> Mapping[str, str]:
-        """They lie where they are: the transaction says so. Of two with one content, the first one's object is named."""
+        """Return where the arrivals lie already; the caller's transaction records that. Equal contents have one object."""
         return {arrival.sha256_of_bytes: str(arrival.place) for arrival in arrivals}
 
     # Reading
@@ -148,7 +148,7 @@ class S3Blobs(Store):
         return (await self._ledger.locations([sha256])).get(sha256)
 
     async def open_found(self, found: Found) -> S3Blob:
-        """Open a found object. One that was moved meanwhile is looked for; a copy in the trash is not."""
+        """Open a blob or a copy in the trash. If the object of a blob was moved meanwhile, its key is looked up again."""
 
         async def locate() -> str | None:
             return None if found.in_trash else await self._locate(found.name)
@@ -193,7 +193,7 @@ class S3Blobs(Store):
         return await self._ledger.put_away(PutAway(found.place, found.name, found.disk_bytes, self._clock.now()))
 
     async def list_trash(self, name: str | None = None) -> AsyncIterator[list[Found]]:
-        """No upload is ever put away: what is left of one is aborted."""
+        """List copies of blobs. Uploads are never put away: their remains are aborted."""
         if name is not None:
             yield [_found(put) for put in await self._ledger.copies(name)]
             return
@@ -203,7 +203,7 @@ class S3Blobs(Store):
             after = max(put.key for put in batch)
 
     async def restore_blob(self, found: Found) -> str | None:
-        """It lies where it is: the transaction says so. But a purge that died may have left its row alone."""
+        """Return the key of the object, which stays there. Raises Gone if an interrupted purge has left only the row."""
         if await self._requests.run(self._bucket.head, found.place) is None:
             raise Gone(found.name)
         return found.place
@@ -218,7 +218,7 @@ class S3Blobs(Store):
 
 
 def pieces_of(bucket: Bucket, key: str, start: int, end: int, check_stopping: Callable[[], None]) -> Iterator[bytes]:
-    """Yield the bytes from `start` to `end`. Raises Gone, StorageFailed also where there are fewer, Stopping."""
+    """Yield the bytes from `start` to `end`. Raises Gone, StorageFailed (also if bytes are missing), Stopping."""
     position = start
     with closing(bucket.stream(key, start, end - start)) as stream:
         while position < end:
@@ -243,7 +243,7 @@ def read_ranges(bucket: Bucket, key: str, ranges: Sequence[tuple[int, int]]) -> 
 
 
 def _spans(ranges: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield the numbers of ranges that are read together, in the order of their offsets; none that is empty."""
+    """Yield the numbers of the ranges to read together, in the order of their offsets, without empty ranges."""
     span: list[int] = []
     start = end = 0
     for number in sorted(
@@ -268,8 +268,8 @@ def hash_from(bucket: Bucket, key: str, hashes: PrefixHashes, until: int, check_
 
 
 def consists_of(bucket: Bucket, key: str, parts: Sequence[tuple[int, str]], check_stopping: Callable[[], None]) -> bool:
-    """Return whether an object is these parts, one after the other: their lengths, and their ETags where these are
-    MD5s. Raises StorageFailed, Stopping."""
+    """Return whether an object consists of these parts in order. Lengths are compared, and ETags that are MD5s. Raises
+    StorageFailed, Stopping."""
     position = 0
     stat = bucket.head(key)
     if stat is None or stat.size != sum(length for length, _ in parts):

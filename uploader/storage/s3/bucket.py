@@ -1,11 +1,12 @@
-"""A bucket of an S3-compatible server: one method for each thing the store wants of it, called from threads.
+"""A bucket of an S3-compatible server: one method for each call of the store, for use in threads.
 
-The SDK is boto3: a part costs it less of the processor than aiobotocore. It is loaded with the first call, so that a server
-without S3 neither needs nor loads it.
+The SDK is boto3: a part costs less CPU time than with aiobotocore. The SDK is loaded with the first call: a server without
+S3 neither needs nor loads it.
 
-A request waits for S3 at most 15 s: who says nothing for so long is not asked again by it, nor by others for a while
-(`breaker.py`). Reading, writing and removing are three, because a full store may do one and not the other. To join parts
-takes what it takes: nobody waits for that but workers. The SDK has its time-outs by client, so there are several.
+A request waits for S3 at most 15 s. After such a silence, this request does not ask again, and others do not ask for a while
+(`breaker.py`). Reading, writing and removing have a breaker each, because a full store may answer one of them and not
+another. Joining parts may take longer, because only workers wait for it. The SDK has time-outs for each client, so there are
+several clients.
 """
 
 import base64
@@ -36,56 +37,56 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 _ABORT_ATTEMPTS = 5
-# As many as S3 lists in an answer, and deletes by a call; other servers would list more.
+# S3 lists this many keys in an answer and deletes this many by a call; other servers would list more.
 _AT_ONCE = 1000
 _PROBED_BYTES = 64
 
-# Also for the server to take some of what it is sent.
+# Also the time for the server to take some of the bytes that are sent.
 CONNECT_TIMEOUT_SECONDS = 5.0
-# How long a server may say nothing: at all, while it joins parts, and where it is tried whether it answers.
+# How long a server may be silent: in general, while it joins parts, and when a silent server is tried again.
 TIMEOUT_SECONDS, JOIN_TIMEOUT_SECONDS, TRY_TIMEOUT_SECONDS = 8.0, 60.0, 4.0
-# A call is made once more where that begins so soon, with a pause of at most a second; never after a silence.
+# A failed call is repeated if it failed this soon, after a pause of at most a second; never after a silence.
 _ATTEMPTS, _AGAIN_WITHIN_SECONDS = 2, 1.0
-# So many threads talk at once without a connection being made and closed for a call.
+# This many threads can call at once without a new connection for each call.
 MAX_CONNECTIONS = 64
 
-# What goes wrong between here and an S3-compatible server, said in the server's own errors: in one place, for all calls. A
-# server that does not answer, or that says it can't, says nothing of the bytes it has: that is StorageAway. The SDK is not
-# imported here: an error of it can only come where it is loaded.
+# Translates the errors between here and an S3-compatible server, in one place for all calls. A server that does not answer,
+# or can't answer now, says nothing about its bytes: that is StorageAway. The SDK is not imported here: its errors come only
+# after its import.
 
 _FULL_CODES = frozenset({"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"})
 _FULL_STATUS = 507
-# What file systems say, and the gateways before them pass on as an internal error.
+# Messages of file systems, which gateways pass on as an internal error.
 _FULL_MESSAGES = ("no space left on device", "disk quota exceeded")
-# Of a HEAD there is no body that could say more.
+# The answer to a HEAD has no body with a code.
 _NOT_FOUND_CODES = frozenset({"404", "NotFound", "NoSuchKey"})
 _CHANGED_CODES = frozenset({"InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
 _NO_MULTIPART_CODE = "NoSuchUpload"
-# It knows or trusts nobody now, or has too much to do; so has every status from 500 on.
+# The server knows or trusts no caller now, or has too much to do. A status from 500 on means the same.
 _AWAY_STATUSES = frozenset({401, 403, 408, 429})
 _SERVER_ERROR_STATUS = 500
-# Of these Ceph says of a multipart upload that is no more that there is no such key.
+# For these calls, Ceph reports a missing multipart upload as a missing key.
 _OF_MULTIPARTS = frozenset({"UploadPart", "ListParts", "CompleteMultipartUpload", "AbortMultipartUpload"})
-# A server may say what it wants; so much of it is shown.
+# The longest message of a server that is shown.
 _MAX_MESSAGE_CHARACTERS = 200
 
 
 class NoSuchMultipart(Exception):
-    """There is no such multipart upload (any more): it was completed, or aborted, or never was."""
+    """The multipart upload does not exist (any more): it was completed, or aborted, or never begun."""
 
 
 class PartsChanged(Exception):
-    """The parts are not those that were named: one is missing, was overwritten, or is too small."""
+    """The parts are not the named ones: a part is missing, was overwritten, or is too small."""
 
 
 class NoSuchObject(Exception):
-    """There is nothing under this key; after a HEAD: or there is no such bucket."""
+    """There is no object at this key; after a HEAD, perhaps no such bucket."""
 
 
 @contextmanager
 def translated(place: str, operation: str) -> Iterator[None]:
-    """Raise what goes wrong with a call as NoSuchMultipart, PartsChanged, NoSuchObject, StorageFull, StorageAway, or else
-    StorageFailed, which names the `place`, the `operation`, and what S3 calls it."""
+    """Translate the error of a call into NoSuchMultipart, PartsChanged, NoSuchObject, StorageFull, StorageAway, or else
+    StorageFailed. The message names the `place`, the `operation`, and the error code of S3."""
     try:
         yield
     except Exception as error:
@@ -96,7 +97,7 @@ def translated(place: str, operation: str) -> Iterator[None]:
 
 
 def failed(place: str, reason: str) -> StorageFailed:
-    """Make the error of a failed call: the log names the place, the answer does not."""
+    """Return the error of a failed call. The log names the place, the answer to the user does not."""
     message = "The store reports an error; nothing was acknowledged. Try again later."
     return StorageFailed(message, inside=f"{place}: {reason}")
 
@@ -106,7 +107,7 @@ def away(place: str, reason: str) -> StorageAway:
 
 
 def code_of(error: BaseException) -> str:
-    """Return the code of S3, or else of the SDK, behind a translated error; empty if there is none."""
+    """Return S3's code behind a translated error, or else the name of the SDK's error; empty if there is none."""
     cause = error.__cause__
     if cause is None:
         return ""
@@ -114,7 +115,7 @@ def code_of(error: BaseException) -> str:
 
 
 def _response(error: BaseException) -> tuple[str, int, str]:
-    """Return the code, the status and the message of an answer that was an error; empty and 0 if there was no answer."""
+    """Return the code, the status and the message of an error response; empty and 0 if there was no response."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     told = response.get("Error", {})
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -142,13 +143,13 @@ _TIMED_OUT = frozenset({"ReadTimeoutError", "ConnectTimeoutError"})
 
 
 def _silence(error: BaseException | None) -> str | None:
-    """Return the name of an error of the SDK that says that no answer came; None of any other."""
+    """Return the name of an SDK error if it means that no answer came; None for any other error."""
     kinds = [kind.__name__ for kind in type(error).__mro__]
     return kinds[0] if "HTTPClientError" in kinds else None
 
 
 def _told_by_the_sdk(error: BaseException) -> str:
-    """Return the name of the error, and of the operating system what it said at last: in between there are addresses in
+    """Return the name of the error, and the last message of the operating system. Messages in between contain addresses in
     memory."""
     last: BaseException | None = error
     while last is not None:
@@ -167,7 +168,7 @@ def _shown(text: str) -> str:
 
 @dataclass(eq=False)
 class BodyReader:
-    """A body as the file that the SDK wants: read from its start as often as it has to be, and never copied."""
+    """A body as the file object for the SDK. It can be read from its start any number of times, and is never copied."""
 
     _body: Body
     _position: int = 0
@@ -175,7 +176,7 @@ class BodyReader:
     _piece: memoryview = memoryview(b"")
 
     def read(self, size: int = -1) -> memoryview:
-        """Return the next bytes, as they lie in memory, at most so many, and at most those of one piece; none at the end."""
+        """Return the next bytes without a copy: at most `size`, and at most one piece; none at the end."""
         if self._pieces is None:
             self._pieces, self._piece, left = iter(self._body.pieces()), memoryview(b""), self._position
             while left > len(self._piece):
@@ -203,7 +204,7 @@ class BodyReader:
 
 
 class Kind(StrEnum):
-    """The kinds of calls: a server may answer one and not the others. The value is the name of its breaker."""
+    """The kinds of calls. A server may answer one kind and not another. The value is the name of the kind's breaker."""
 
     READ = "s3 read"
     WRITE = "s3 write"
@@ -213,7 +214,7 @@ class Kind(StrEnum):
 # All others read.
 _KINDS = dict.fromkeys(("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"), Kind.WRITE)
 _KINDS |= dict.fromkeys(("DeleteObject", "DeleteObjects", "AbortMultipartUpload"), Kind.REMOVE)
-# What is written, and removed, to try a silent server.
+# The key to write or remove when a silent server is tried.
 _TRIED_KEY = "probe/silent"
 
 
@@ -225,7 +226,7 @@ class Streaming(Protocol):
 
 @dataclass(eq=False)
 class ObjectReader:
-    """A range of an object, which comes as it is read. It holds a connection until `close`."""
+    """A range of an object, received while it is read. Holds a connection until `close`."""
 
     _place: str
     # None: there is nothing to read.
@@ -233,8 +234,8 @@ class ObjectReader:
     _left: int
 
     def read(self, size: int) -> bytes:
-        """Read the next bytes: as many as asked for, but at the end, where there are none. Raises StorageAway, also
-        where the server ends too early."""
+        """Read the next bytes: `size` of them, fewer at the end, and none after it. Raises StorageAway, also if the server
+        ends too early."""
         wanted = min(size, self._left)
         if self._body is None or not wanted:
             return b""
@@ -260,35 +261,35 @@ class Stat:
 
 
 class Bucket:
-    """A bucket below a prefix: keys are relative to it.
+    """A bucket, below a prefix: keys are relative to the prefix.
 
-    All methods block. They raise StorageAway where the server, the network or the rights are to blame, StorageFailed for any
-    other error, StorageFull where the server has no room. They can be called by many threads at once.
+    All methods block, and many threads may call them at once. They raise StorageAway if the server, the network or the
+    rights are to blame, StorageFull if the server has no space, and StorageFailed for any other error.
     """
 
     def __init__(self, address: BucketAddress) -> None:
-        """Connects to nothing. Raises ConfigurationError if the SDK is not installed."""
+        """Connect to nothing. Raises ConfigurationError if the SDK is not installed."""
         if find_spec("boto3") is None:
             raise ConfigurationError("UPLOADER_STORAGE: a store on S3 needs boto3: pip install boto3")
         self.address = address
         self._name = address.bucket
         self._prefix = f"{address.prefix}/" if address.prefix else ""
-        # What it is called in messages.
+        # The name of the bucket in messages.
         self.place = f"s3://{address.bucket} at {address.endpoint or 'AWS'}"
         self._lock = Lock()
-        self._made: dict[float, S3Client] = {}  # by their time-outs
+        self._made: dict[float, S3Client] = {}  # by time-out
         self._breakers = {kind: Breaker(kind) for kind in Kind}
         self._troubles = {kind: Trouble(kind) for kind in Kind}
 
     @property
     def url(self) -> str:
-        """As UPLOADER_STORAGE has it."""
+        """The bucket as UPLOADER_STORAGE names it."""
         return f"s3://{self._name}/{self._prefix}".removesuffix("/")
 
     # Objects
 
     def put(self, key: str, body: Body) -> str:
-        """Store an object, or replace it; returns its ETag."""
+        """Store an object, or replace it. Return its ETag."""
         with self._calling("PutObject") as s3:
             stored = s3.put_object(**self._at(key), Body=_file_of(body), ContentLength=body.length)
         return _unquoted(stored["ETag"])
@@ -298,12 +299,12 @@ class Bucket:
             with self._calling("HeadObject") as s3:
                 found = s3.head_object(**self._at(key))
         except NoSuchObject:
-            self._head_bucket()  # it might be the bucket that is missing
+            self._head_bucket()  # raises an error if the bucket is missing
             return None
         return Stat(key, found["ContentLength"], found["LastModified"].astimezone(UTC))
 
     def get(self, key: str, offset: int, length: int) -> bytes:
-        """Exactly these bytes of an object. Raises Gone."""
+        """Return exactly these bytes of an object. Raises Gone."""
         reader = self.stream(key, offset, length)
         try:
             return reader.read(length)
@@ -311,7 +312,7 @@ class Bucket:
             reader.close()
 
     def stream(self, key: str, offset: int, length: int) -> ObjectReader:
-        """Return the same, as they come; the caller closes it. Raises Gone."""
+        """Return a reader of these bytes; the caller closes it. Raises Gone."""
         if not length:
             if self.head(key) is None:
                 raise Gone
@@ -324,14 +325,14 @@ class Bucket:
             raise Gone from None
         reader = ObjectReader(self.place, found["Body"], length)
         told = found.get("ContentRange", "").partition("/")[0]
-        # A server that knows no ranges sends all of it.
+        # A server without ranges sends the whole object.
         if found["ContentLength"] == length and (told == f"bytes {offset}-{last}" or not (told or offset)):
             return reader
         reader.close()
         raise failed(self.place, f"GetObject: {offset}-{last} was asked for, {told or 'all'} is what came")
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects, whether they are there or not."""
+        """Remove objects. Missing ones are no error."""
         if len(keys) == 1:
             with self._calling("DeleteObject") as s3:
                 s3.delete_object(**self._at(keys[0]))
@@ -356,7 +357,7 @@ class Bucket:
             ]
 
     def presign_get(self, key: str, seconds: int, disposition: str, content_type: str) -> str:
-        """Return a URL by which anybody may read an object for so long; it is answered with these headers."""
+        """Return a URL by which anybody may read an object for `seconds`. The response has these headers."""
         headers = {"ResponseContentDisposition": disposition, "ResponseContentType": content_type}
         with translated(self.place, "presigning"):
             return self._client().generate_presigned_url(
@@ -366,12 +367,12 @@ class Bucket:
     # Multipart uploads
 
     def create_multipart(self, key: str) -> str:
-        """Begin an object that comes in parts; returns the id of its multipart upload."""
+        """Begin an object in parts. Return the id of its multipart upload."""
         with self._calling("CreateMultipartUpload") as s3:
             return s3.create_multipart_upload(**self._at(key))["UploadId"]
 
     def upload_part(self, key: str, multipart_id: str, number: int, body: Body) -> str:
-        """Store the part `number`, from 0, or replace it; returns its ETag. Raises NoSuchMultipart."""
+        """Store the part `number`, from 0, or replace it. Return its ETag. Raises NoSuchMultipart."""
         with self._calling("UploadPart") as s3:
             stored = s3.upload_part(
                 **self._at(key),
@@ -392,25 +393,25 @@ class Bucket:
         }
 
     def complete(self, key: str, multipart_id: str, etags: Sequence[str]) -> None:
-        """Make the object of its parts, from 0 on, which have these ETags. Raises PartsChanged, NoSuchMultipart."""
+        """Make the object from its parts, from part 0 on, with these ETags. Raises PartsChanged, NoSuchMultipart."""
         parts: Any = [{"PartNumber": number, "ETag": f'"{etag}"'} for number, etag in enumerate(etags, start=1)]
         try:
-            # An error that a 200 hides in its body is one for the SDK, too.
+            # The SDK also raises an error that stands in the body of a response with status 200.
             with self._calling("CompleteMultipartUpload") as s3:
                 s3.complete_multipart_upload(**self._at(key), UploadId=multipart_id, MultipartUpload={"Parts": parts})
         except NoSuchMultipart as error:
-            # JuiceFS says so of a part that is missing, too.
+            # JuiceFS reports a missing part with the same error.
             self.list_parts(key, multipart_id)
             raise PartsChanged(str(error)) from error
         except StorageFailed as error:
             if code_of(error) == "InternalError":
-                # So says Ceph, for ever, of a multipart upload that is gone, as if it were being completed.
+                # Ceph answers this for ever if the multipart upload is gone, as if it were being completed.
                 self.list_parts(key, multipart_id)
             raise
 
     def abort(self, key: str, multipart_id: str) -> None:
-        """Give a multipart upload up, and all of its parts. Repeatable. A part that was on its way may survive an Abort,
-        so it is done until nothing is left."""
+        """Give up a multipart upload and all of its parts. Repeatable. A part on its way may survive an Abort, so this
+        repeats the Abort until nothing is left."""
         for _ in range(_ABORT_ATTEMPTS):
             try:
                 with self._calling("AbortMultipartUpload") as s3:
@@ -422,8 +423,8 @@ class Bucket:
         raise failed(self.place, f"AbortMultipartUpload: parts are left after {_ABORT_ATTEMPTS} of them")
 
     def list_multiparts(self, prefix: str = "") -> Iterator[list[tuple[str, str, datetime]]]:
-        """Yield the key, the id and the beginning of all multipart uploads whose keys begin so and that were neither
-        completed nor aborted, in batches."""
+        """Yield the key, the id and the beginning of all multipart uploads under `prefix` that were neither completed nor
+        aborted, in batches."""
         for page in self._pages("list_multipart_uploads", Prefix=self._prefix + prefix):
             yield [
                 (self._relative(found["Key"]), found["UploadId"], found["Initiated"].astimezone(UTC))
@@ -440,7 +441,7 @@ class Bucket:
             raise failed(self.place, "HeadBucket: has no Date") from None
 
     def check(self) -> None:
-        """Store something, read it back, and remove it."""
+        """Store an object, read it back, and delete the object."""
         key, content = f"probe/{secrets.token_hex(16)}", secrets.token_bytes(_PROBED_BYTES)
         self.put(key, BytesBody(content))
         try:
@@ -452,13 +453,13 @@ class Bucket:
         self.delete([key])
 
     def rules(self) -> list[Mapping[str, Any]]:
-        """Return the lifecycle rules; none also where the server has no such thing, or does not tell this key."""
+        """Return the lifecycle rules; none if the server has no such rules, or does not tell this key."""
         with suppress(NoSuchObject, StorageFailed), translated(self.place, "GetBucketLifecycleConfiguration"):
             return list(self._client().get_bucket_lifecycle_configuration(Bucket=self._name)["Rules"])
         return []
 
     def is_public(self) -> bool:
-        """Return whether anybody may list what is there, without a key."""
+        """Return whether anybody may list the objects without a key."""
         with suppress(NoSuchObject, StorageFailed), translated(self.place, "ListObjectsV2"):
             anybody = make_client(self.address, signs=False)
             try:
@@ -470,7 +471,7 @@ class Bucket:
 
     @property
     def prefix(self) -> str:
-        """Of all keys, as rules name them."""
+        """The prefix of all keys, as rules name it."""
         return self._prefix
 
     def close(self) -> None:
@@ -481,14 +482,14 @@ class Bucket:
     # A server that does not answer
 
     def is_to_be_tried(self) -> bool:
-        """Return whether somebody is to `try_writing`; blocks for nothing. Raises StorageAway if the server is known not to
-        answer to writes."""
+        """Return whether the caller should call `try_writing`. Does not block. Raises StorageAway if the server is known not
+        to answer writes."""
         with self._silence_told():
             self._breakers[Kind.WRITE].check()
         return self._breakers[Kind.WRITE].is_open
 
     def try_writing(self) -> None:
-        """Raises StorageAway if the server does still not answer."""
+        """Raises StorageAway if the server still does not answer."""
         self._try(Kind.WRITE)
 
     @contextmanager
@@ -500,8 +501,8 @@ class Bucket:
 
     @contextmanager
     def _calling(self, operation: str) -> "Iterator[S3Client]":
-        """Make one call by the client that is yielded. Raises as `translated`; StorageAway at once where the server is known
-        not to answer."""
+        """Make one call with the yielded client. Raises as `translated`; StorageAway at once if the server is known not to
+        answer."""
         kind = _KINDS.get(operation, Kind.READ)
         breaker, own = self._breakers[kind], wait_budget()
         if not own.left(kind, TIMEOUT_SECONDS):
@@ -522,7 +523,7 @@ class Bucket:
                 if silence in _TIMED_OUT:
                     own.give_up(kind)
             if isinstance(error, (StorageFailed, StorageFull)):
-                # Of a silent server the breaker tells.
+                # The breaker logs the silence of a server.
                 error.is_told = breaker.is_open if silence else self._note(kind, error)
             raise
         breaker.answered()
@@ -534,7 +535,7 @@ class Bucket:
         return note("a store fails", kind=f"{type(error).__name__} {code_of(error)}")
 
     def _try(self, kind: Kind) -> None:
-        """Ask a server that was silent for something cheap of the kind; an error is an answer, too."""
+        """Send a cheap call of this kind to a silent server. An error is an answer, too."""
         s3, at = self._client(TRY_TIMEOUT_SECONDS), self._at(_TRIED_KEY)
         asks: dict[Kind, tuple[str, Callable[[], object]]] = {
             Kind.READ: ("HeadBucket", lambda: s3.head_bucket(Bucket=self._name)),
@@ -551,7 +552,7 @@ class Bucket:
                     raise self._breakers[kind].silent() from error
 
     def _client(self, timeout_seconds: float | None = None) -> "S3Client":
-        """Made where it is first used: the first one of a process takes a third of a second."""
+        """Return the client for a time-out, made when first used: the first one of a process takes a third of a second."""
         seconds = timeout_seconds or TIMEOUT_SECONDS
         with self._lock:
             if seconds not in self._made:
@@ -560,7 +561,6 @@ class Bucket:
             return self._made[seconds]
 
     def _pages(self, operation: Any, **arguments: Any) -> Iterator[Any]:
-        """Yield the answers of a call that lists, one after the other."""
         pages = (
             self._client()
             .get_paginator(operation)
@@ -576,7 +576,7 @@ class Bucket:
             yield page
 
     def _head_bucket(self) -> dict[str, str]:
-        """Return the headers of the answer. Raises StorageFailed where there is no such bucket."""
+        """Return the headers of the answer. Raises StorageFailed if the bucket does not exist."""
         try:
             with self._calling("HeadBucket") as s3:
                 return s3.head_bucket(Bucket=self._name)["ResponseMetadata"]["HTTPHeaders"]
@@ -595,7 +595,7 @@ def _unquoted(etag: str) -> str:
 
 
 def _file_of(body: Body) -> Any:
-    """Wrap a body as the file that the SDK reads; its types want more of one."""
+    """Wrap a body as the file that the SDK reads. The SDK's types demand more than that."""
     return BodyReader(body)
 
 
@@ -603,8 +603,8 @@ def _file_of(body: Body) -> Any:
 
 
 def make_client(address: BucketAddress, *, timeout_seconds: float = TIMEOUT_SECONDS, signs: bool = True) -> "S3Client":
-    """Make a client that many threads may use. `timeout_seconds`: how long the server may say nothing. `signs`: with the
-    key, or as anybody. Raises what the SDK raises."""
+    """Make a client that many threads may use. `timeout_seconds`: how long the server may be silent. `signs`: with the key,
+    or as anybody. Raises errors of the SDK."""
     import boto3
     import botocore.session
     from botocore import UNSIGNED
@@ -612,14 +612,14 @@ def make_client(address: BucketAddress, *, timeout_seconds: float = TIMEOUT_SECO
 
     options: Any = {
         "addressing_style": "path" if address.path_style else "auto",
-        # The server compares what arrives with the SHA-256 that was signed. With TLS the SDK would leave that out; an MD5
-        # in its place costs more where the processor knows SHA-256.
+        # The server compares the received bytes with the signed SHA-256. With TLS the SDK would leave this out; an MD5 in
+        # its place costs more if the processor knows SHA-256.
         "payload_signing_enabled": True,
     }
     config = Config(
         signature_version="s3v4" if signs else UNSIGNED,
         s3=options,
-        # Servers other than AWS don't know the checksums that the SDK would add by itself, in trailers.
+        # Servers other than AWS don't know the checksums that the SDK would add in trailers.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
@@ -628,7 +628,7 @@ def make_client(address: BucketAddress, *, timeout_seconds: float = TIMEOUT_SECO
         max_pool_connections=MAX_CONNECTIONS,
         tcp_keepalive=True,
     )
-    # A session of its own: the one that boto3 shares may not be used by several threads.
+    # A session of its own: several threads may not use the session that boto3 shares.
     core = botocore.session.Session()
     core.register_component("data_loader", _loader())
     session = boto3.session.Session(
@@ -638,7 +638,7 @@ def make_client(address: BucketAddress, *, timeout_seconds: float = TIMEOUT_SECO
         region_name=address.region,
     )
     client = session.client("s3", endpoint_url=address.endpoint, config=config)
-    # It has to be there on all servers but AWS, and the SDK leaves it out.
+    # All servers but AWS demand an MD5 here, and the SDK leaves it out.
     client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
     client.meta.events.register("before-call.s3", _begin)
     client.meta.events.register("before-send.s3", _count)
@@ -664,7 +664,7 @@ def _begin(context: dict[str, Any], **_: Any) -> None:
 def _end_in_time(
     request_dict: dict[str, Any], operation: Any, response: Any, caught_exception: Exception | None, **_: Any
 ) -> None:
-    """Keep the SDK from repeating a call that has taken too long already, or that got no answer in time: it fails."""
+    """Keep the SDK from repeating a call that took too long or got no answer in time."""
     took = time.monotonic() - request_dict["context"].get(_BEGAN, 0.0)
     if caught_exception is not None:
         if took > _AGAIN_WITHIN_SECONDS or _silence(caught_exception) in _TIMED_OUT:
@@ -676,7 +676,6 @@ def _end_in_time(
 
 
 def _count(event_name: str, **_: Any) -> None:
-    """Count a request, and each time that the SDK sends it again."""
     S3_REQUESTS.labels(event_name.rpartition(".")[2]).inc()
 
 
@@ -685,12 +684,12 @@ def _add_md5(params: dict[str, Any], **_: Any) -> None:
     params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
 
 
-# The names of objects, below the prefix of the store. None is ever used twice.
+# The keys of objects, below the prefix of the store. No key is ever used twice.
 #
-# u/<upload id>.<random>   what an upload makes: its multipart upload, its only chunk, a tail; a content, once it is one
-# w/<random>               a content that came whole
-# s/<key of a content>     its signature, which goes with it
-# marks/…  probe/…         of which installation the store is; what tries it
+#   u/<upload id>.<random>   an object of an upload: a multipart upload, an only chunk, a tail; later perhaps a blob
+#   w/<random>               a whole file
+#   s/<key of a blob>        the signature of the blob, which goes with it
+#   marks/…  probe/…         the mark of the installation; tests of the server
 
 UPLOADS, WHOLES, SIGNATURES = "u/", "w/", "s/"
 
@@ -713,15 +712,15 @@ def key_of_empty(upload_id: str) -> str:
 
 
 def upload_of_key(key: str) -> str:
-    """Return the upload that an object was made by; empty if by none."""
+    """Return the id of the upload that made an object; empty if none did."""
     return key.removeprefix(UPLOADS).partition(".")[0] if key.startswith(UPLOADS) else ""
 
 
 def found_at_key(
     key: str, *, name: str | None, changed_at: float, size: int, is_draft: bool = False, in_trash: bool = False
 ) -> Found:
-    """Return an object as lists give it. One whose content nobody knows goes by the digest of its key, which is that of
-    none."""
+    """Return an object as an entry of a list. Without a known content, its name is the SHA-256 of the key, which no content
+    has."""
     hashed = hashlib.sha256(key.encode()).hexdigest()
-    # A key is never used again: it tells its bytes from all others.
+    # No key is used twice: the key tells these bytes from all others.
     return Found(name or hashed, key, int(hashed[:15], 16), changed_at, size, is_draft, in_trash, size)

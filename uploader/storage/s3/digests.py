@@ -1,14 +1,14 @@
-"""The digests of open uploads on S3, from memory: chunks can't be read before their upload is completed.
+"""The digests of open uploads on S3, from memory, because chunks can't be read before their upload is completed.
 
-The storer of a chunk offers its body first. What comes in order is hashed at once, while it is stored, and counts once its
-row is committed. With that row it is saved how far the digests have come, so that another node goes on. What comes
-a little too early is kept until then, within a bound: until it is told here, or until others have saved that they have come
-so far. What was missed is read once the upload is completed. All of an upload here belongs to one fence: chunks that were
-withdrawn leave nothing behind.
+Before a chunk is stored, its body is offered. The next chunk in order is hashed at once, while S3 takes it, and counts when
+its row is committed. The same row saves the position of the digests, so that another node can go on. A body that comes a
+little too early is kept, within a limit, until the chunks before it are hashed here, or until another node has saved a later
+position. Chunks that were missed are read after the upload is completed. All hashes of an upload belong to one fence:
+withdrawn chunks leave nothing behind.
 
-A state is saved with a checksum, and with the fence of the chunks that it is of: a row may be damaged; and the completer of
-an upload that others have completed as well must know whether its digests are of what came, or of what was read since. The
-seal is in the byte order of the machine, as the state itself is.
+A state is saved with a checksum, because a row may be damaged, and with the fence of its chunks. If two processes complete
+an upload, the fence tells whether the digests are of the chunks as they came, or of bytes that were read since. The seal has
+the byte order of the machine, like the state itself.
 """
 
 import asyncio
@@ -33,25 +33,25 @@ from uploader.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
-# Bodies that it hashes while S3 takes them.
+# Bytes of bodies to hash while S3 takes them.
 _MAX_AHEAD_BYTES = 64 << 20
 # Uploads whose hashes a process keeps.
 _MAX_UPLOADS = 10_000
-# What no row has taken along by then is saved by itself.
+# Digests that no row has saved by then are saved by themselves.
 _QUIET_SECONDS = 0.5
-# Who waits for a chunk that others have looks so often at how far they are; less and less often, while they get nowhere.
+# Pauses between looks at the position of other nodes; they grow while this position stands still.
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS, _LOOK_GROWTH = 0.02, 0.5, 1.5
-# For so long, after each chunk that came.
+# How long to look, after each chunk that came.
 _WATCH_SECONDS = 5.0
-# The end of a process saves for so long at most.
+# The longest time for saving at the end of a process.
 _LAST_SECONDS = 5.0
-# A waiter for a gap that nobody fills gives way after that.
+# After this time without progress, bodies that wait for a missing chunk make way for others.
 _STALLED_SECONDS = 5.0
-# A sender waits while so much of its upload waits to be hashed.
+# A sender waits while this many bytes of its upload wait to be hashed.
 _FAR_BYTES = 64 << 20
-# What comes farther ahead would have to wait for more than a process keeps, and take the memory of what comes next.
+# Bodies further ahead are not kept: they would take the memory of the chunks that have to come before them.
 _NEAR_BYTES = 128 << 20
-# An upload that has come further lately goes on doing so.
+# If another node has advanced the digests within this time, it is expected to go on.
 _SHARED_SECONDS = 2.0
 # The fence, and the checksum of all that is saved.
 _SEAL = struct.Struct("=QI")
@@ -59,35 +59,35 @@ _SEAL = struct.Struct("=QI")
 
 @dataclass(eq=False)
 class OfferedPart:
-    """A chunk on its way to S3. It may be hashed from its body before its row is there."""
+    """A chunk on its way to S3. The body may be hashed before the row of the chunk is committed."""
 
     number: int
     body: Body
     # None: the digests do not wait for this chunk.
     prefix: "Prefix | None" = None
-    # Whether its row is committed.
+    # True once the row is committed.
     is_written: bool = False
-    # Where its body is kept for the digests, if it is.
+    # Set while the body is kept for the digests.
     kept_in: Bodies | None = None
-    # Whether a thread reads its body now.
+    # True while a thread reads the body.
     is_read: bool = False
-    # How far the digests are saved once its row is committed; 0: no further than before.
+    # The saved position of the digests once the row is committed; 0: as before.
     saved_bytes: int = 0
 
 
 @dataclass(eq=False)
 class Prefix(Following):
-    """The hashes of the chunks that count, and what is offered after them."""
+    """The hashes of the chunks that count, and the offered chunks after them."""
 
     fence: int
     hashes: PrefixHashes
-    # With the chunk that follows, which was hashed before its row was committed.
+    # The hashes with the next chunk, which was hashed before its row was committed.
     ahead: PrefixHashes | None = None
     offers: dict[int, OfferedPart] = field(default_factory=dict)
-    # How far others can go on from what is saved.
+    # The saved position, from which others can go on.
     saved_bytes: int = 0
     is_forgotten: bool = False
-    # Whether somebody looks how far others have come, or tells others.
+    # True while a task looks at the position of other nodes.
     is_watched: bool = False
     is_saving: bool = False
     shared_at: float = -math.inf
@@ -112,7 +112,7 @@ class Prefix(Following):
 
     @property
     def waiting(self) -> list[OfferedPart]:
-        """The chunks that count, and are still to be hashed."""
+        """The chunks that count and are still to be hashed."""
         return [offer for offer in self.offers.values() if offer.is_written]
 
     @property
@@ -125,7 +125,7 @@ class Prefix(Following):
 
     @property
     def waits_for_others(self) -> bool:
-        """Return whether it is somebody else who has the chunk that is next, or nobody."""
+        """Return whether chunks wait for a chunk of another node, or of nobody."""
         return bool(self.waiting) and self.following is None
 
     @property
@@ -133,7 +133,7 @@ class Prefix(Following):
         return max([self.saved_bytes, *(offer.saved_bytes for offer in self.offers.values())])
 
     def advance(self, hashes: PrefixHashes) -> list[OfferedPart]:
-        """Have these hashes, which are further on; gives the offers that nobody waits for any more."""
+        """Take these hashes, which are further on. Return the passed offers, which are not needed any more."""
         self.hashes, self.ahead = hashes, None
         passed = [offer for number, offer in self.offers.items() if number * self.upload.chunk_size < hashes.position]
         for offer in passed:
@@ -150,13 +150,13 @@ class Prefix(Following):
         self.tell_senders()
 
     def is_far(self) -> bool:
-        """Return whether much is left to hash, and something is hashed."""
+        """Return whether many bytes are left to hash, and the digests are advancing."""
         comes_nearer = self.is_running or (self.is_watched and self.is_shared)
         return comes_nearer and sum(offer.body.length for offer in self.waiting) > _FAR_BYTES
 
 
 def sealed(upload_id: str, fence: int, hashes: PrefixHashes, digests: Digests | None = None) -> SavedDigest:
-    """Return the state to save; `digests`: of the whole."""
+    """Return the state to save, with its seal. `digests`: of the whole content."""
     found = None if digests is None else (digests.md5, digests.sha256)
     state = hashes.state()
     checksum = _checksum(upload_id, fence, hashes.position, state, found)
@@ -164,7 +164,7 @@ def sealed(upload_id: str, fence: int, hashes: PrefixHashes, digests: Digests | 
 
 
 def fence_of(saved: SavedDigest, upload_id: str) -> int | None:
-    """Return the fence under which it was saved; None if it is damaged."""
+    """Return the fence of a saved state; None if the state is damaged."""
     if len(saved.state) < _SEAL.size:
         return None
     fence: int
@@ -174,14 +174,14 @@ def fence_of(saved: SavedDigest, upload_id: str) -> int | None:
 
 
 def restored(saved: SavedDigest | None, upload: Upload, fence: int) -> PrefixHashes | None:
-    """Return the hashes to go on from, if they were saved under this fence, and have what the upload needs."""
+    """Return the hashes to go on from, if they were saved under this fence and suffice for the upload."""
     if saved is None or fence_of(saved, upload.id) != fence:
         return None
     return PrefixHashes.restore(saved.position, saved.state[_SEAL.size :], needs_md5=upload.needs_md5)
 
 
 def finished(saved: SavedDigest | None, upload: Upload, fence: int) -> Digests | None:
-    """Return the digests of the whole, if they were saved under this fence, and are what the upload needs."""
+    """Return the digests of the whole content, if they were saved under this fence and suffice for the upload."""
     if saved is None or saved.digests is None or fence_of(saved, upload.id) != fence:
         return None
     md5, sha256 = saved.digests
@@ -199,15 +199,15 @@ class S3Digests(Store):
         super().__init__(requests)
         self._ledger = ledger
         self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
-        # Of chunks that count, and of those that are on their way.
+        # Bodies of chunks that count, and bodies of chunks on their way.
         self._kept_written, self._kept_ahead = Bodies(), Bodies()
-        # They save, or watch.
+        # Tasks that save digests, or watch other nodes.
         self._digest_tasks: set[asyncio.Task[None]] = set()
 
     # Chunks come
 
     def _offer(self, upload: Upload, entry: Entry, number: int, body: Body) -> OfferedPart:
-        """Offer the body of a chunk before it is stored. Afterwards the offer has to be settled, in any case."""
+        """Offer the body of a chunk before it is stored. Settle the offer afterwards, even after an error."""
         offer = OfferedPart(number, body)
         prefix = self._prefix(upload, entry)
         if prefix is not None and prefix.takes(number):
@@ -217,7 +217,7 @@ class S3Digests(Store):
         return offer
 
     def _prefix(self, upload: Upload, entry: Entry) -> Prefix | None:
-        """None for a reader that has looked before chunks were withdrawn."""
+        """Return the hashes of an upload; None if chunks were withdrawn after the caller read `entry`."""
         prefix = self._prefixes.get(upload.id)
         if prefix is not None and prefix.fence > entry.fence:
             return None
@@ -234,7 +234,7 @@ class S3Digests(Store):
         return prefix
 
     def _catch_up(self, prefix: Prefix, saved: SavedDigest | None) -> bool:
-        """Go on from where others have come, if that is further; whether it is."""
+        """Go on from the hashes that others have saved, if they are further. Return whether they are."""
         if saved is None or saved.position <= prefix.told_bytes:
             return False
         prefix.saved_bytes = saved.position
@@ -248,7 +248,7 @@ class S3Digests(Store):
         return True
 
     def _state_with(self, offer: OfferedPart) -> SavedDigest | None:
-        """Return how far the digests have come once the chunk of an offer counts; None: no further than what is saved."""
+        """Return the digests to save with the row of an offered chunk; None if they are no further than the saved ones."""
         prefix = offer.prefix
         if prefix is None:
             return None
@@ -290,7 +290,7 @@ class S3Digests(Store):
     # Bodies
 
     def _keep_body(self, offer: OfferedPart) -> bool:
-        """Keep its body, within a bound; whether that is so."""
+        """Keep the body of an offer, within a limit. Return whether it is kept."""
         bodies, most = self._kept_ahead, _MAX_AHEAD_BYTES
         if offer.is_written:
             bodies, most = self._kept_written, MAX_KEPT_BYTES
@@ -299,7 +299,7 @@ class S3Digests(Store):
         return offer.kept_in is not None
 
     def _release_body(self, offer: OfferedPart) -> None:
-        """Unless a thread reads its body: then that does so at its end."""
+        """Release the body of an offer, unless a thread reads it: the thread does so afterwards."""
         if offer.kept_in is not None and not offer.is_read:
             offer.kept_in.close(offer.body)
             offer.kept_in = None
@@ -331,7 +331,7 @@ class S3Digests(Store):
         task.add_done_callback(self._digest_tasks.discard)
 
     def _next_offer(self, prefix: Prefix) -> OfferedPart | None:
-        """Return the chunk to be hashed now, its body kept. None follows one whose row is still to come."""
+        """Return the chunk to hash now, after keeping its body. None while the last hashed chunk waits for its row."""
         offer = prefix.following if prefix.ahead is None else None
         return offer if offer is not None and self._keep_body(offer) else None
 
@@ -348,7 +348,7 @@ class S3Digests(Store):
             finally:
                 offer.is_read = False
                 self._release_body(offer)
-            # Unless it was dropped meanwhile, or others have come further.
+            # Not if the offer was dropped meanwhile, or others are further.
             if prefix.following is offer and offer.is_written:
                 prefix.advance(hashes)
             elif prefix.following is offer:
@@ -360,7 +360,7 @@ class S3Digests(Store):
     # Saving
 
     def _save_if_quiet(self, prefix: Prefix) -> None:
-        """Chunks that are on their way take it along, unless others wait for it."""
+        """Save the digests, unless rows of chunks will save them soon and no other node waits for them."""
         prefix.timer = None
         if prefix.is_forgotten or prefix.is_saving or not prefix.lacks_saving:
             return
@@ -378,7 +378,7 @@ class S3Digests(Store):
             self._go_on(prefix)
 
     async def _save_digests(self, prefix: Prefix) -> bool:
-        """Save the digests; return whether that worked. It is no matter if it fails."""
+        """Save the digests. Return whether this worked; a failure does no harm."""
         state = sealed(prefix.upload.id, prefix.fence, prefix.hashes)
         try:
             await self._ledger.save_digest(prefix.upload.id, prefix.fence, state)
@@ -391,7 +391,7 @@ class S3Digests(Store):
     # Others
 
     async def _watch_others(self, prefix: Prefix) -> None:
-        """Look whether others have come further, until what waits here can be hashed."""
+        """Look at the saved position of other nodes, until the waiting chunks can be hashed."""
         deadline = time.monotonic() + _WATCH_SECONDS
         pause_seconds = _LOOK_SECONDS if prefix.is_shared else _LONGEST_LOOK_SECONDS
         try:
@@ -432,9 +432,9 @@ class S3Digests(Store):
         return 0 if prefix is None else prefix.told_bytes
 
     async def _take_hashes(self, upload: Upload, entry: Entry) -> PrefixHashes | None:
-        """Take the hashes of what came in order until the upload was frozen, here or elsewhere; they are the caller's
-        from now on."""
-        fence = entry.fence - 1  # that of the chunks
+        """Take the hashes of the chunks that came in order before the upload was frozen, here or on another node. From now
+        on they belong to the caller."""
+        fence = entry.fence - 1  # the fence of the chunks, before the freeze
         prefix = self._prefixes.get(upload.id)
         if prefix is None or prefix.fence != fence or (upload.needs_md5 and not prefix.hashes.has_md5):
             self._forget_prefix(upload.id)
@@ -455,7 +455,7 @@ class S3Digests(Store):
         self._drop_offers(prefix, *prefix.offers.values())
 
     async def drain(self) -> None:
-        """Wait until what can be hashed is, and save it for others."""
+        """Wait until all chunks in order are hashed, and save the digests for other nodes."""
         deadline = time.monotonic() + _LAST_SECONDS
         for upload_id, prefix in list(self._prefixes.items()):
             await prefix.ended()

@@ -1,8 +1,8 @@
-"""The ledger of the store on S3, which is a part of the database.
+"""The ledger of the store on S3: rows of the database.
 
-S3 holds bytes. Which of them were acknowledged, and under which key a content lies, only rows say: an object or a part that
-no row names is nothing. The database implements this (`uploader/database/objects`), because the layers below the services
-never use one another; so nothing here knows SQL.
+S3 holds bytes. Only rows say which bytes were acknowledged and at which key a blob lies: an object or a part without a row
+counts for nothing. The database implements this (`uploader/database/ledger.py`), because the layers below the services never
+use one another. So this module knows no SQL.
 """
 
 from collections.abc import Sequence
@@ -13,112 +13,113 @@ from uploader.domain.ledger import Entry, PartNoted, PutAway, SavedDigest, Store
 
 
 class Ledger(Protocol):
-    """Each method is one transaction of its own. All raise Unavailable."""
+    """Each method is one transaction. All raise Unavailable."""
 
     # Uploads
 
     async def open(self, upload_id: str, multipart_id: str | None, now: datetime) -> None:
-        """Write down a new upload, before it has a row of its own; it has fence 0. Repeatable: what is there stays."""
+        """Write down a new upload with fence 0, before its own row. Repeatable: an existing record stays."""
 
     async def entry(self, upload_id: str) -> Entry | None:
-        """Read the record of an upload with its parts, as of one moment, committed durably."""
+        """Return the record of an upload with all parts, as of one moment. The record is durable."""
 
     async def glance(self, upload_id: str, number: int) -> Entry | None:
-        """Read as `entry`, of one chunk alone; perhaps not durable yet: for a caller that commits something after
-        it."""
+        """Return the record with one chunk at most. It may not be durable yet: for callers that commit something
+        afterwards."""
 
     async def look(self, upload_id: str, number: int, digested_bytes: int = 0) -> Entry | None:
-        """Read as `entry`, of one chunk alone. Durable are the chunk and, where it is more than so many bytes, how far
-        the digests have come; all else perhaps not yet."""
+        """Return the record with one chunk at most. The chunk is durable, and so is the position of the digests if this is
+        more than `digested_bytes`. Nothing else needs to be durable yet."""
 
     async def add_part(
         self, upload_id: str, fence: int, part: StoredPart, now: datetime, digest: SavedDigest | None = None
     ) -> PartNoted:
-        """Write down a chunk. The tail, if it is of this chunk, is none any more. The first one counts; the row of the
-        upload is locked meanwhile, so that it is not frozen. `digest`: how far the digests have come once it is there;
-        saved unless somebody has come further."""
+        """Write down a chunk; the first row of a chunk counts. A tail of this chunk is removed. The row of the upload is
+        locked meanwhile against a freeze. `digest`: the digests with this chunk, saved unless their position is behind the
+        saved one."""
 
     async def move_tail(
         self, upload_id: str, fence: int, before: TailObject | None, after: TailObject | None, now: datetime
     ) -> bool:
-        """Let the tail be another one, if it still is `before`, the fence is the same, the upload is not frozen and has no
-        such chunk; whether that was done."""
+        """Replace the tail. Return False if the present tail is not `before`, the fence is another one, the upload is
+        frozen, or the chunk is there already."""
 
     async def claim(self, upload_id: str, appender: str) -> bool:
-        """Make somebody the appender, in place of the present one; return whether there is such an upload."""
+        """Make `appender` the appender in place of the present one. Return whether the upload exists."""
 
     async def appender(self, upload_id: str) -> str | None:
         """Return the present appender."""
 
     async def freeze(self, upload_id: str) -> Entry | None:
-        """Let no part be written down any more, and no tail: the fence grows, unless it is frozen already. What is written
-        down then, and whether it was frozen by this call (`newly_frozen`)."""
+        """Freeze an upload: no part or tail can be written down any more. The fence grows unless the upload was frozen
+        before. Return the record; `newly_frozen` is true if this call froze the upload."""
 
     async def withdraw(
         self, upload_id: str, numbers: Sequence[int], *, multipart_id: str | None, instead_of: str | None = None
     ) -> bool:
-        """Take chunks back, and the tail if it is of one of them or comes after one. The fence grows, the upload is not
-        frozen any more, its digests are forgotten. `multipart_id`: of its multipart upload from now on. Whether it was done.
-        Repeatable.
+        """Remove chunks, and the tail if it belongs to the first of them or to a later chunk. The fence grows, the upload is
+        no longer frozen, its digests are forgotten. `multipart_id`: its multipart upload from now on. Return whether this
+        was done. Repeatable.
 
-        One that takes the place of `instead_of` takes all parts back, also one that came at this moment; none where another
-        one was faster.
+        `instead_of`: the multipart upload to be replaced. A new one removes all chunks, also a chunk that came at this
+        moment; nothing is removed if another call has replaced it before.
         """
 
     async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:
-        """Save how far the digests have come, if the fence is the same and nobody has come further; whether it was done."""
+        """Save the digests, if the fence is the same and no saved position is further. Return whether they were saved."""
 
     async def digest(self, upload_id: str, beyond_bytes: int) -> SavedDigest | None:
-        """Return how far the digests have come, durably; None where that is no more than so many bytes."""
+        """Return the saved digests, durably; None if their position is not beyond `beyond_bytes`."""
 
     async def forget_digest(self, upload_id: str) -> None:
-        """Let them be computed anew."""
+        """Forget the digests: they will be computed anew."""
 
     async def forget(self, upload_id: str) -> bool:
-        """Forget an upload and its parts, once S3 holds no byte of it that no blob is; whether there was one."""
+        """Forget an upload and its chunks, when S3 holds no bytes of it except blobs. Return whether there was a record."""
 
     async def forget_placed(self, upload_id: str, key: str) -> bool:
-        """Forget an upload that became the content at this key, if a content lies there and nothing else is left of it;
-        whether that was so."""
+        """Forget an upload that became the blob at `key`, if a blob lies there and the upload has no other objects. Return
+        whether it was forgotten."""
 
     async def opened_before(self, moment: datetime, *, after: str, limit: int) -> list[Entry]:
-        """Uploads that were opened before a moment, by id, after the id `after`; without their parts."""
+        """Return the uploads that were opened before `moment`, by id, after the id `after`, without their parts."""
 
     async def set_pieces(self, whole_id: str, pieces: Sequence[tuple[str, int]]) -> None:
-        """Write down the objects of the parts of a whole, in order, each with its size in bytes; instead of those before."""
+        """Write down the objects of the parts of a whole, in order, each with its size in bytes, in place of earlier
+        ones."""
 
     async def pieces(self, whole_id: str) -> list[tuple[str, int]]:
-        """Return the pieces, in order."""
+        """Return the objects of the parts of a whole, in order."""
 
     # Contents
 
     async def locations(self, sha256s: Sequence[str]) -> dict[str, str]:
-        """Return the keys of those contents that have a row and a key."""
+        """Return the keys of the blobs that have a row with a key."""
 
     async def contents_at(self, keys: Sequence[str]) -> dict[str, str]:
-        """Return, by key, the contents that lie at one of these."""
+        """Return, by key, the SHA-256 of each blob that lies at one of these keys."""
 
     async def named(self, keys: Sequence[str]) -> set[str]:
-        """Return those of these keys that a row names: as the place of a content, as a chunk, as a tail, as put away,
-        as a piece. What a multipart upload was completed to is named by its id: `uploads_of` tells of that."""
+        """Return the keys that a row names: as the location of a blob, as a chunk, as a tail, as put away, as a piece. The
+        key of a completed multipart upload is not among them: `uploads_of` gives it."""
 
     async def kept(self, keys: Sequence[str], *, but_of: str = "") -> set[str]:
-        """Return those of these keys that a content lies at, that are put away, or that are pieces of a whole;
-        `but_of`: other than this one."""
+        """Return the keys at which a blob lies, or an object that is put away, or a piece of a whole other than `but_of`."""
 
     async def uploads_of(self, upload_ids: Sequence[str]) -> dict[str, str | None]:
-        """Return those that are written down, each with its `multipart_id`."""
+        """Return the `multipart_id` of each of these uploads that has a record."""
 
     # The trash
 
     async def put_away(self, put: PutAway) -> bool:
-        """Write down that an object is kept for a while, unless a content lies there; whether that was done. Repeatable."""
+        """Note that an object is kept for a while, unless a blob lies at its key. Return whether this was done.
+        Repeatable."""
 
     async def all_put_away(self, *, after: str, limit: int) -> list[PutAway]:
-        """Return all that is put away, by key, after the key `after`."""
+        """Return the objects that are put away, by key, after the key `after`."""
 
     async def copies(self, sha256: str) -> list[PutAway]:
-        """Return those of a content, the last one first."""
+        """Return the objects of a content that are put away, the latest first."""
 
     async def take_out(self, key: str) -> bool:
-        """Forget that an object was put away; whether it was."""
+        """Forget that an object was put away. Return whether there was such a row."""

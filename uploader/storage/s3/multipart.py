@@ -1,11 +1,13 @@
-"""Ends open uploads: completes them, also as the parts of a whole, computes what is left of their digests, finds parts
-that are not what was acknowledged, and removes what is left of closed ones.
+"""Ends open uploads on S3: completes them, also as parts of a whole, computes the rest of their digests, finds parts that
+differ from the acknowledged ones, and removes the objects of closed uploads.
 
-An upload is frozen first: no row of it comes any more. From there on each step may be repeated by anybody, at any time.
+An upload is frozen first: no more rows of chunks are accepted. From then on each step may be repeated by any process, at any
+time.
 
-But two Completes at one time are not harmless everywhere: JuiceFS lets them write into one another, and tells one of them
-that all went well. So the one that has frozen an upload completes it, and others wait for that. If it takes long, they do it
-as well, and say so: then what came of it is compared with the ETags of the parts before anybody believes it.
+One exception: two Completes at the same time are not harmless on every server. JuiceFS lets them write into one another, and
+reports success to one of them. So the process that froze an upload completes the upload, and others wait for the result. If
+this takes long, another process completes the upload as well, and notes this in a row. Then the object is compared with the
+ETags of the parts before anybody uses it.
 """
 
 import asyncio
@@ -31,40 +33,40 @@ from uploader.storage.s3.parts import Multipart, S3Parts, multipart_of
 
 logger = logging.getLogger(__name__)
 
-# So much is hashed between two savings of how far it is.
+# Bytes to hash before the position is saved again.
 _SAVE_BYTES = 1 << 30
-# So long somebody else's Complete may take until it shows, after it has let ours fail.
+# The time for another process's Complete to show, after our own Complete has failed because of it.
 _PAUSES_SECONDS = (0.1, 0.4, 1.0, 2.0)
-# How long others wait for who has frozen an upload. He may be dead.
+# How long others wait for the process that froze an upload. It may be dead.
 _PATIENCE_SECONDS, _LOOK_SECONDS = 5.0, 0.1
-# In place of who appends, because nobody can any more.
+# Replaces the appender in the row, because nobody can append any more.
 _AGAIN = "completed again"
-# Of an object that a whole names several times in a row: it is fetched once, if it is no larger.
+# If a whole names an object several times in a row, an object of no more bytes is fetched once.
 _KEPT_BYTES = 16 << 20
 
 
 class S3Endings(S3Parts):
-    """The ends of open uploads of the store, and what of them is taken back."""
+    """Ends open uploads of the store, and withdraws chunks."""
 
     async def digest(self, upload: Upload) -> Digests:
-        """Raises Busy if chunks were withdrawn meanwhile, StorageFailed if S3 does not have what was acknowledged."""
+        """Raises Busy if chunks were withdrawn meanwhile, StorageFailed if S3 does not have the acknowledged bytes."""
         entry = await self._freeze(upload)
         key, is_ours = await self._complete(upload, entry)
         crash_point("object.after_complete")
         if entry.digest is not None and fence_of(entry.digest, upload.id) is None:
-            await self._ledger.forget_digest(upload.id)  # it would be in the way of what is computed now
+            await self._ledger.forget_digest(upload.id)  # a damaged state would be in the way of the new one
         known = finished(entry.digest, upload, entry.fence)
         hashes = await self._known(upload, entry, is_ours=is_ours)
         digests = known or await self._digest(upload, entry, key, hashes)
         if digests.are(upload.md5, upload.sha256) or not (known or hashes.is_restored):
             return digests
-        # Nobody is refused because of a row.
+        # A saved state alone is no reason to refuse an upload: read all bytes.
         return await self._digest(upload, entry, key, PrefixHashes(with_md5=upload.needs_md5))
 
     async def _known(self, upload: Upload, entry: Entry, *, is_ours: bool) -> PrefixHashes:
-        """Return how far the digests have come without reading. Those of chunks that came have the fence before the one
-        of the freezing, and the bytes of their rows: what somebody else has completed, who was asleep, may be of
-        before. Of that only what was read counts, which was saved since."""
+        """Return the hashes that are known without reading. Hashes of chunks as they came have the fence before the freeze,
+        and are of the bytes of the rows. If a slow process has completed the upload (not `is_ours`), the object may have
+        older bytes. Then only saved hashes of bytes that were read from the object count."""
         came = await self._take_hashes(upload, entry)
         read = restored(entry.digest, upload, entry.fence)
         return (came if is_ours else None) or read or PrefixHashes(with_md5=upload.needs_md5)
@@ -80,7 +82,7 @@ class S3Endings(S3Parts):
         return entry
 
     async def _complete(self, upload: Upload, entry: Entry) -> tuple[str, bool]:
-        """Return the key of the whole; and whether it surely is what the rows say. Raises StorageFailed."""
+        """Complete the upload. Return the key, and whether the rows certainly describe the object. Raises StorageFailed."""
         if entry.multipart_id is None:
             return await self._single(upload, entry), True
         multipart = multipart_of(entry.multipart_id)
@@ -91,7 +93,7 @@ class S3Endings(S3Parts):
         before, is_ours, is_doubtful = await self._ledger.appender(upload.id), False, False
         if entry.newly_frozen:
             is_ours = await self._complete_multipart(upload, multipart, etags)
-            is_doubtful = not is_ours  # somebody who was asleep did it, with the ETags of before
+            is_doubtful = not is_ours  # a slow process completed it, perhaps with older ETags
         elif not await self._appears(multipart.key, upload.size):
             await self._ledger.claim(upload.id, _AGAIN)
             await self._complete_multipart(upload, multipart, etags)
@@ -120,9 +122,9 @@ class S3Endings(S3Parts):
         return await self.threads.long_hashing.run(consists_of, self._bucket, key, etags, self.check_stopping)
 
     async def _complete_multipart(self, upload: Upload, multipart: Multipart, etags: Sequence[str]) -> bool:
-        """Complete it; return whether it was this one who did it. Whatever a server says of it: nothing else ever has
-        this key, so what is there under it is the whole. Of two that complete it at once, some servers refuse one
-        before there is anything."""
+        """Complete a multipart upload. Return True if this call did it, False if another call did. An error of the server
+        does not decide: no other object ever has this key, so an object of the right size is the result. If two calls
+        complete it at once, some servers refuse one of them before the object exists."""
         for pause_seconds in (*_PAUSES_SECONDS, None):
             try:
                 await self._requests.run(self._bucket.complete, multipart.key, multipart.id, etags)
@@ -154,7 +156,7 @@ class S3Endings(S3Parts):
         return None if stat is None else stat.size
 
     async def _digest(self, upload: Upload, entry: Entry, key: str, hashes: PrefixHashes) -> Digests:
-        """`hashes`: of its beginning; the rest is read. Who comes next need not read that again."""
+        """Hash the rest of the object and save the digests, now and then their position, too, for the next process."""
         while hashes.position < upload.size:
             if hashes.position:
                 await self._ledger.save_digest(upload.id, entry.fence, sealed(upload.id, entry.fence, hashes))
@@ -166,7 +168,7 @@ class S3Endings(S3Parts):
         return digests
 
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
-        """Find those of which S3 does not have what was acknowledged."""
+        """Find the chunks whose acknowledged bytes S3 does not have."""
         entry = await self._entry(upload)
         bad = await self._bad_parts(upload, entry)
         tail = entry.tail
@@ -184,7 +186,7 @@ class S3Endings(S3Parts):
         except NoSuchMultipart:
             if await self._size(multipart.key) != upload.size:
                 return sorted(entry.parts)
-            # Completed: S3 has compared each part itself, unless two did it at one time.
+            # The upload is completed: S3 has compared each part itself, unless two processes completed it at once.
             return [] if await self._consists(upload, entry, multipart.key) else sorted(entry.parts)
         etags = {number: etag for number, (etag, _) in there.items()}
         return [number for number, part in sorted(entry.parts.items()) if part.etag != etags.get(number)]
@@ -192,8 +194,8 @@ class S3Endings(S3Parts):
     async def withdraw(
         self, upload: Upload, numbers: list[int], *, generation: int, verified: bool = False, lost: Lost | None = None
     ) -> None:
-        """Withdraw chunks. Where their multipart upload is no more, all of them: raises StorageFailed for some. `lost`:
-        it counts only as long as nobody else has begun another one."""
+        """Withdraw chunks. If their multipart upload is gone, all chunks have to be withdrawn; for fewer this raises
+        StorageFailed. `lost`: valid only as long as nobody has begun another multipart upload."""
         seen = lost.seen if lost is not None else await self._ledger.entry(upload.id)
         if not isinstance(seen, Entry):
             raise Gone(upload.id)
@@ -211,13 +213,13 @@ class S3Endings(S3Parts):
             await self._requests.run(self._bucket.abort, multipart.key, multipart.id)
 
     async def find_lost(self, upload: Upload) -> Lost | None:
-        """Return the loss of an upload whose multipart upload is gone, unless somebody completes or has completed it."""
+        """Return the loss if the multipart upload of an upload is gone, unless a process completes or has completed it."""
         entry = await self._ledger.entry(upload.id)
         if entry is None or entry.frozen or entry.multipart_id is None or await self._is_open(entry.multipart_id):
             return None
         if await self._size(multipart_of(entry.multipart_id).key) is not None:
             return None
-        now = await self._ledger.entry(upload.id)  # it may have been completed between the two looks, or begun anew
+        now = await self._ledger.entry(upload.id)  # it may have been completed or begun anew between the two looks
         is_other = now is None or now.frozen or now.multipart_id != entry.multipart_id
         return None if now is None or is_other else Lost(sorted(now.parts), now)
 
@@ -230,7 +232,7 @@ class S3Endings(S3Parts):
         return True
 
     async def settle_length(self, upload: Upload) -> bool:
-        """Let the tail be the last chunk, now that it is known to be; whether it was one."""
+        """Make the tail the last chunk, once the length is known. Return whether the tail was the last chunk."""
         count = chunk_count(upload.size, upload.chunk_size)
         entry = await self._ledger.entry(upload.id)
         tail = entry.tail if entry is not None else None
@@ -249,9 +251,8 @@ class S3Endings(S3Parts):
         return await self._remove_upload(upload.id, placed_at=placed_at)
 
     async def _remove_upload(self, upload_id: str, *, placed_at: str | None = None) -> bool:
-        """Remove what S3 has of an upload, and what is written down of it; but for an object that a content lies at. That is
-        all that there is of most (`placed_at`), and then there is nothing to ask S3 for. Returns whether there was
-        anything."""
+        """Remove the objects and the record of an upload, except an object at which a blob lies. Most uploads have no other
+        object (`placed_at`), and then S3 is not asked. Return whether there was a record."""
         self._forget_prefix(upload_id)
         if placed_at is not None and await self._ledger.forget_placed(upload_id, placed_at):
             return True
@@ -266,7 +267,7 @@ class S3Endings(S3Parts):
             objects.append(multipart.key)
         elif not entry.parts:
             objects.append(bucket.key_of_empty(upload_id))
-        # But for those of the parts of a whole that are there still, as before they were joined.
+        # The objects of parts that are open uploads still stay: they are as before the join.
         pieces = [key for key, _ in await self._ledger.pieces(upload_id)]
         there = await self._ledger.uploads_of([bucket.upload_of_key(key) for key in pieces]) if pieces else ()
         objects += [key for key in pieces if bucket.upload_of_key(key) not in there]
@@ -280,9 +281,9 @@ class S3Endings(S3Parts):
         return await self._ledger.forget(upload_id)
 
     async def place_blob(self, upload: Upload, sha256: str) -> str:
-        """They lie where they are: the transaction says so. It has the row of the upload locked: a withdrawal of chunks
-        has changed that before, or finds the upload closed. Raises Gone, also where they were withdrawn since: then there
-        are others, or none. It is durable once the transaction is that asks for it."""
+        """Return the key of the blob. The bytes stay at their key, and the caller's transaction records it. This transaction
+        has the row of the upload locked: a withdrawal of chunks came before, or finds the upload closed. Raises Gone, also
+        if chunks were withdrawn since. The answer is durable once the caller's transaction is."""
         entry = await self._ledger.glance(upload.id, 0)
         digests = entry.digest.digests if entry is not None and entry.digest is not None else None
         if entry is None or not entry.frozen or digests is None or digests[1] != sha256:
@@ -292,12 +293,12 @@ class S3Endings(S3Parts):
         only = entry.parts[0].key if entry.parts else None
         return only or bucket.key_of_empty(upload.id)
 
-    # Concatenations. Each part is completed to an object, and the whole has rows that name those objects. So parts can end
-    # as every upload does, and nothing of a whole rests on them: what a whole names, its part does not delete. Each chunk of
-    # it is read from those objects by ranges.
+    # Concatenations. Each part is completed to an object, and rows of the whole name these objects. So parts can end as
+    # every upload does, and the whole does not depend on them: a part does not delete an object that a whole names. Each
+    # chunk of the whole is read from these objects by ranges.
 
     async def create(self, upload: Upload, parts: Sequence[Upload] | None = None) -> float:
-        """An attempt that did not commit has left what this one would make: the same objects."""
+        """Create an upload. Repeatable: the parts of an attempt that did not commit are the same objects."""
         if parts is None:
             return await self._create(upload)
         pieces = []
@@ -312,8 +313,8 @@ class S3Endings(S3Parts):
 
     @asynccontextmanager
     async def filling(self, whole: Upload) -> AsyncIterator[ReadPart]:
-        """Hold the right to fill. The last to come has it, as with appending: the one before ends with Busy. Where two
-        fill all the same, rows decide whose chunks count."""
+        """Hold the right to fill. The latest call has it, as with appending, and an earlier one ends with Busy. If two calls
+        fill at once, rows decide which chunks count."""
         token = secrets.token_hex(16)
         pieces = await self._ledger.pieces(whole.id)
         if (not pieces and whole.size) or not await self._ledger.claim(whole.id, token):

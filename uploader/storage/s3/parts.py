@@ -1,9 +1,11 @@
-"""Chunks of open uploads: each is a part, or the only object of its upload; a tail is an object of its own.
+"""The chunks of open uploads on S3: a chunk is a part of a multipart upload, or the only object of its upload. A tail is an
+object of its own.
 
-S3 first, then the row. Only the row says that a chunk was acknowledged: other bytes that somebody uploads after it, because
-he was asleep or did not know, have another ETag than the row, and the upload is never completed with them. So it is with the
-right to append: a row says who asked last. What the one before still writes is refused or stands, as the rows of its chunks
-and of the tail decide; it looks now and then whether it still has the right, and ends if not.
+A chunk goes to S3 first, and then gets its row. Only the row acknowledges the chunk. If a slow process uploads other bytes
+later, the part has another ETag than the row, and the upload is never completed with these bytes.
+
+The right to append is a row, too, with the latest request. The bytes of an earlier request are accepted or refused by the
+rows of the chunks and of the tail. An appender looks now and then at the row, and ends when it has lost the right.
 """
 
 import asyncio
@@ -33,16 +35,16 @@ logger = logging.getLogger(__name__)
 
 # Requests to S3 at one time; each waits in a thread.
 _REQUESTS = 64
-# How often a tail that changes meanwhile is looked at again.
+# How often to try again when a tail changes meanwhile.
 _ATTEMPTS = 3
-# In the place of an ETag: nobody asks for it any more.
+# In the place of an ETag, after the upload was completed: nobody compares this one any more.
 _COMPLETED = "completed"
 _LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Joined:
-    """The bytes of a tail, and those that follow them."""
+    """The bytes of a tail, followed by the bytes of a body."""
 
     _head: bytes
     _body: Body
@@ -71,14 +73,14 @@ class S3Parts(S3Digests):
         super().__init__(ledger, self._requests)
         self._bucket = bucket
         self._clock = clock
-        # Of chunks that somebody here stores now. Advice only: another process is kept out by rows.
+        # Locks of the chunks that this process stores now. They only save work: rows keep other processes out.
         self._busy: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
 
     def place_of(self, upload_id: str, opened_at: datetime) -> str:
         return f"{bucket.UPLOADS}{upload_id}"
 
     async def _create(self, upload: Upload) -> float:
-        """Repeatable: what is left of another attempt is housekeeping's."""
+        """Repeatable: housekeeping removes what another attempt has left."""
         now = self._clock.now()
         is_single = upload.length_known and chunk_count(upload.size, upload.chunk_size) <= 1
         await self._ledger.open(upload.id, None if is_single else await self._begin_multipart(upload), now)
@@ -86,7 +88,7 @@ class S3Parts(S3Digests):
         return now.timestamp()
 
     async def _begin_multipart(self, upload: Upload) -> str:
-        """Begin a multipart upload; return it in the words of the ledger."""
+        """Begin a multipart upload. Return its word in the ledger."""
         key = bucket.key_of_upload(upload.id)
         multipart_id = await self._requests.run(self._bucket.create_multipart, key)
         crash_point("object.after_multipart")
@@ -118,7 +120,7 @@ class S3Parts(S3Digests):
         return entry
 
     async def _joined(self, upload: Upload, number: int, body: Body, start: int, tail: TailObject | None) -> Body:
-        """Return the bytes of the chunk from its beginning on. Raises BytesConflict if it is a whole one that does not
+        """Return the bytes of the chunk from its beginning on. Raises Gone, and BytesConflict if a whole chunk does not
         begin with the tail."""
         if tail is None:
             return body
@@ -134,10 +136,10 @@ class S3Parts(S3Digests):
     async def _store_chunk(
         self, upload: Upload, entry: Entry, number: int, body: Body, tail: TailObject | None
     ) -> bool:
-        """Store a chunk; return whether it counts. False: somebody else was faster."""
+        """Store a chunk. Return whether it counts; False if another request was faster."""
         if body.length < chunk_length(number, upload.extent, upload.chunk_size):
             if entry.tail is not None and entry.tail.number < number:
-                raise Gone(upload.id)  # the first gap is there
+                raise Gone(upload.id)  # the tail is at the first gap
             return await self._replace_tail(upload, entry, number, body, tail)
         offer, written = self._offer(upload, entry, number, body), False
         try:
@@ -151,7 +153,7 @@ class S3Parts(S3Digests):
         return written
 
     async def _upload_part(self, upload: Upload, entry: Entry, number: int, body: Body) -> StoredPart:
-        """Give S3 the bytes of a chunk. Raises Gone."""
+        """Send the bytes of a chunk to S3. Raises Gone."""
         if entry.multipart_id is None:
             key = bucket.key_of_upload(upload.id)
             return StoredPart(number, await self._requests.run(self._bucket.put, key, body), key)
@@ -159,7 +161,7 @@ class S3Parts(S3Digests):
         try:
             etag = await self._requests.run(self._bucket.upload_part, multipart.key, multipart.id, number, body)
         except NoSuchMultipart:
-            # It was removed, or a process that was asleep has completed it: then this chunk may be there.
+            # The multipart upload was removed, or a slow process has completed it. Then this chunk may be in the object.
             if not await self._requests.run(self._is_in, multipart.key, number * upload.chunk_size, body):
                 raise Gone(upload.id) from None
             etag = _COMPLETED
@@ -174,7 +176,7 @@ class S3Parts(S3Digests):
     async def _note_part(
         self, upload: Upload, entry: Entry, part: StoredPart, digest: SavedDigest | None = None
     ) -> bool:
-        """Commit the row of a chunk that S3 has, and how far the digests come with it; whether it counts. Raises Gone."""
+        """Commit the row of a chunk, with the position of the digests. Return whether the chunk counts. Raises Gone."""
         noted = await self._ledger.add_part(upload.id, entry.fence, part, self._clock.now(), digest)
         crash_point("object.after_row")
         if noted is PartNoted.ADDED:
@@ -202,7 +204,7 @@ class S3Parts(S3Digests):
             await self._delete(tail.key)
 
     async def _delete(self, key: str) -> None:
-        """Delete an object that no row names. If it stays, housekeeping finds it."""
+        """Delete an object without a row. If this fails, housekeeping finds the object."""
         try:
             await self._requests.run(self._bucket.delete, [key])
         except StorageFailed as error:
@@ -229,8 +231,7 @@ class S3Parts(S3Digests):
 
     @asynccontextmanager
     async def locked(self, upload: Upload) -> AsyncIterator[None]:
-        """Nothing is locked: a chunk that is written down meanwhile is in the map of the next reader, or its row is
-        refused."""
+        """Lock nothing: a chunk that is written down meanwhile is in the map of the next reader, or its row is refused."""
         if await self._ledger.glance(upload.id, 0) is None:
             raise Gone(upload.id)
         yield
@@ -258,7 +259,7 @@ def _begin_of(body: Body, length: int) -> bytes:
 
 
 def map_of(upload: Upload, entry: Entry) -> PresentChunks:
-    """Make the map. A tail counts if it is of the first chunk that is not there."""
+    """Return the map. The tail counts if its chunk is the first missing chunk."""
     size, chunk_size, written_at = upload.extent, upload.chunk_size, entry.written_at.timestamp()
     count = chunk_count(size, chunk_size)
     present = bytearray(count)
@@ -270,14 +271,14 @@ def map_of(upload: Upload, entry: Entry) -> PresentChunks:
         return PresentChunks(present, None, size, chunk_size, written_at)
     if tail.length < chunk_length(tail.number, size, chunk_size):
         return PresentChunks(present, Tail(tail.number, tail.length), size, chunk_size, written_at)
-    # Its length was told after its last byte had come.
+    # The length was told after the last byte had come.
     present[tail.number] = 1
     return PresentChunks(present, None, size, chunk_size, written_at, settled=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Multipart:
-    """One that S3 has, or had."""
+    """A multipart upload that S3 has, or had."""
 
     key: str
     id: str
@@ -287,7 +288,7 @@ class Multipart:
 
 
 def multipart_of(word: str) -> Multipart:
-    """Raises StorageFailed for what is none."""
+    """Parse the word of a multipart upload in the ledger. Raises StorageFailed if it is malformed."""
     key, colon, upload_id = word.partition(":")
     if not colon or not upload_id:
         raise StorageFailed(inside="a row of the ledger names no multipart upload")
@@ -296,7 +297,7 @@ def multipart_of(word: str) -> Multipart:
 
 @dataclass
 class S3Appender:
-    """The right of one request."""
+    """The right of one request to append."""
 
     _store: S3Parts
     _ledger: Ledger
@@ -308,10 +309,10 @@ class S3Appender:
         return await self._store.read_map(self._upload)
 
     async def watch(self) -> None:
-        """Wait until somebody else has the right."""
+        """Wait until another request has the right."""
         while not self.is_claimed:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 self.is_claimed = await self._ledger.appender(self._upload.id) != self._token
             except Unavailable:
-                continue  # the next bytes to be stored say so
+                continue  # storing the next bytes will raise it, too

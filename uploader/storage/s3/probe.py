@@ -1,7 +1,4 @@
-"""Tries at a start what the store needs of a server: those that speak S3 differ, and a server that lies loses data later.
-
-What is wrong with the settings is told here, too, by their names.
-"""
+"""Tests the server at the start: a server that lies loses data later. Errors name the setting to look at."""
 
 import logging
 import secrets
@@ -17,12 +14,12 @@ from uploader.storage.s3.bucket import SIGNATURES, Bucket, NoSuchMultipart, Part
 
 logger = logging.getLogger(__name__)
 
-# What AWS asks of all parts but the last one.
+# AWS demands this size of all parts but the last one.
 _USUAL_PART_BYTES = 5 << 20
 _FIRST, _SECOND = b"what was sent at first", b"what has overwritten it"
 _PROBED_BYTES = 64
 _PLACE = "probe/"
-# What an interrupted probe has left.
+# Objects of this age were left by an interrupted probe.
 _LEFTOVER_AGE = timedelta(hours=1)
 
 _KEY_ID, _SECRET = "UPLOADER_S3_ACCESS_KEY_ID", "UPLOADER_S3_SECRET_ACCESS_KEY"
@@ -55,7 +52,7 @@ _REFUSALS = {
 }
 
 
-# These are told by the SDK, whatever the server is.
+# Errors that the SDK raises by itself, for any server.
 _SETTINGS = frozenset(
     {
         *("InvalidBucketName", "InvalidRegionError", "NoRegionError"),
@@ -65,7 +62,7 @@ _SETTINGS = frozenset(
 
 
 class _Changing:
-    """A body that is another one each time it is read: what is sent is not what the digest is of, at each try."""
+    """A body with other bytes at each reading, so the sent bytes never have the signed digest."""
 
     length = _PROBED_BYTES
 
@@ -73,16 +70,16 @@ class _Changing:
         return [memoryview(secrets.token_bytes(self.length))]
 
     def keep(self) -> None:
-        """Do nothing: it is made when it is read."""
+        """Do nothing: the bytes are made when they are read."""
 
     def close(self) -> None:
         """Do nothing, for the same reason."""
 
 
 def probe(bucket: Bucket) -> int | None:
-    """Return the least bytes of a part other than the last one; None if the server is full: it takes no probe, but its
-    content can be read and deleted. Blocks for a dozen calls. Raises ConfigurationError if the server cannot be trusted with
-    bytes, and StorageFailed, which names the setting to look at."""
+    """Return the least size of a part other than the last one, in bytes. None if the server is full: then no test is
+    possible, but blobs can be read and deleted. Blocks for a dozen calls. Raises ConfigurationError if the server can't be
+    trusted with bytes, and StorageFailed, which names the setting to look at."""
     try:
         return _Probing(bucket).min_part_bytes()
     except StorageFull as error:
@@ -97,7 +94,7 @@ def probe(bucket: Bucket) -> int | None:
 
 
 class _Probing:
-    """The keys of one probe."""
+    """One probe, with keys of its own."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -107,14 +104,14 @@ class _Probing:
 
     def min_part_bytes(self) -> int:
         try:
-            self._remove_leftovers()  # by a GET: a HEAD would not say what is wrong
+            self._remove_leftovers()  # by a GET: the answer to a HEAD does not say what is wrong
             self._check_arriving()
             self._check_parts()
             self._check_reading()
             small = [self._upload(self._small, number, _FIRST) for number in range(2)]
             return 1 if self._completed(self._small, small) else _USUAL_PART_BYTES
         finally:
-            with suppress(StorageFailed, StorageFull):  # what is left is removed later
+            with suppress(StorageFailed, StorageFull):  # a later probe removes the rest
                 self._clean_up()
 
     def _remove_leftovers(self) -> None:
@@ -129,7 +126,7 @@ class _Probing:
                 self._bucket.abort(key, multipart_id)
 
     def _check_arriving(self) -> None:
-        """Check that the server stores no body that differs from the signed one."""
+        """Check that the server refuses a body with another digest than the signed digest."""
         try:
             self._bucket.put(self._whole, _Changing())
         except StorageFailed:
@@ -138,7 +135,7 @@ class _Probing:
         raise _unfit(self._bucket, "stores bytes that changed on their way")
 
     def _check_parts(self) -> None:
-        """Check that a part that was overwritten does not pass for the acknowledged one."""
+        """Check that an overwritten part does not pass for the acknowledged part."""
         first = self._upload(self._whole, 0, _FIRST)
         second = self._upload(self._whole, 0, _SECOND)
         if self._completed(self._whole, [first]):
@@ -147,7 +144,7 @@ class _Probing:
             raise _unfit(self._bucket, "does not complete a multipart upload of one part")
 
     def _check_reading(self) -> None:
-        """Check that a stored object is listed, and read by ranges."""
+        """Check that a stored object is listed, and can be read by ranges."""
         listed = {stat.key: stat.size for batch in self._bucket.list_keys(self._whole) for stat in batch}
         if listed != {self._whole: len(_SECOND)}:
             raise _unfit(self._bucket, "does not list what was just stored")
@@ -180,13 +177,14 @@ def _unfit(bucket: Bucket, why: str) -> ConfigurationError:
     return ConfigurationError(f"UPLOADER_STORAGE: {bucket.place} {why}")
 
 
-# What a bucket does by itself, and for whom.
+# The lifecycle rules and the public access of a bucket
 
 _SECONDS_A_DAY = 86400
 
 
 def diagnoses_of(bucket: Bucket, upload_expiry_seconds: float) -> list[Diagnosis]:
-    """Ask two questions, which other servers than AWS may not know, and a key may not be allowed."""
+    """Ask for the lifecycle rules and for public access. Not every server knows these questions, or answers them to this
+    key."""
     found = list(diagnoses_of_rules(bucket.rules(), bucket.prefix, upload_expiry_seconds))
     if bucket.is_public():
         what = f"anybody may list {bucket.place}, and perhaps read it"
@@ -197,7 +195,7 @@ def diagnoses_of(bucket: Bucket, upload_expiry_seconds: float) -> list[Diagnosis
 def diagnoses_of_rules(
     rules: Sequence[Mapping[str, Any]], prefix: str, upload_expiry_seconds: float
 ) -> Iterator[Diagnosis]:
-    """Tell which of the lifecycle rules, as S3 has them, take what the store below a prefix still needs."""
+    """Report the lifecycle rules that remove objects while the store below `prefix` still needs them."""
     for rule in rules:
         begin = _prefix_of(rule)
         is_apart = not (prefix.startswith(begin) or begin.startswith(prefix))
@@ -222,6 +220,6 @@ _UNREADABLE = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 
 
 def _prefix_of(rule: Mapping[str, Any]) -> str:
-    """Return what the keys of a rule begin with; of one for tags or sizes as well, all that it may mean."""
+    """Return the prefix of a rule's keys. A rule that also chooses by tags or sizes counts for all keys with its prefix."""
     chosen = rule.get("Filter", {})
     return str(chosen.get("Prefix") or chosen.get("And", {}).get("Prefix") or rule.get("Prefix") or "")

@@ -1,7 +1,7 @@
-"""The store on an S3-compatible server, behind the seam of `storage/base.py`: its life, its mark and its housekeeping.
+"""The store on an S3-compatible server, behind `storage/base.py`: its life, its mark and its housekeeping.
 
-What was acknowledged, and where contents lie, rows say (`ledger.py`); S3 holds bytes. No node has anything of its own but
-what it remembers: any of them may go on with any upload.
+Rows say which chunks were acknowledged and where blobs lie (`ledger.py`); S3 holds the bytes. A node keeps nothing but
+caches in its memory, so any node may go on with any upload.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -24,15 +24,14 @@ from uploader.storage.s3.probe import diagnoses_of, probe
 from uploader.units import format_size
 
 _LIST_BATCH = 250
-# An answer is dated to the second.
+# Answers are dated to the second.
 _DATE_SECONDS = 1.0
 
 
-# Of which installation a store on S3 is: the object `marks/installation`; and `marks/proposed/<id>` during a first
-# start.
+# The mark of a bucket: the object `marks/installation`, and `marks/proposed/<id>` during a first start.
 #
-# S3 has no first one: of two that write at one time the later one counts. So each first start proposes under a key of
-# its own, the database decides which of them it is, and that one is found among the proposals, whatever came after it.
+# On S3 no writer can be the first: of two at the same time, the later one wins. So each first start proposes under a key of
+# its own, and the database decides between them. The winner is found among the proposals, whatever was written afterwards.
 
 
 # The version of everything in the bucket.
@@ -41,7 +40,7 @@ MARK, PROPOSALS = "marks/installation", "marks/proposed/"
 
 
 class S3Marks(stores.MarkFiles):
-    """The objects that say of which installation a store is."""
+    """The objects that name the installation of a store."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -98,10 +97,10 @@ class S3Marks(stores.MarkFiles):
 
 
 class S3Store(S3Endings, S3Blobs):
-    """On a bucket and its ledger."""
+    """The store in a bucket, with its ledger."""
 
     keeps_files = False
-    # An object goes after the transaction that let go of it, whatever the retention is.
+    # Objects go to the trash for any retention: they are removed after the transaction that released them.
     keeps_trash = True
     lists_by_location = True
 
@@ -141,11 +140,11 @@ class S3Store(S3Endings, S3Blobs):
         self._requests.shutdown()
         self._bucket.close()
 
-    # Housekeeping tells what the bucket holds, whatever the rows say, and removes it. What no row names may be on its way:
-    # so its age counts, by the clock of the store that it has its date from.
+    # Housekeeping lists and removes objects, whatever the rows say. A new object gets its row later, so objects have to be
+    # of some age. Ages are computed with the clock of the store, because the store dates the objects.
 
     async def list_uploads(self, opened_before: datetime) -> AsyncIterator[list[Found]]:
-        """List those that the ledger knows; then multipart uploads that it does not."""
+        """List the uploads in the ledger, then the multipart uploads that the ledger does not know."""
         after = ""
         while batch := await self._ledger.opened_before(opened_before, after=after, limit=_LIST_BATCH):
             self.check_stopping()
@@ -170,7 +169,7 @@ class S3Store(S3Endings, S3Blobs):
             ]
 
     async def _clock_ahead(self) -> float:
-        """Return by how many seconds the store's clock is ahead of ours."""
+        """Return how many seconds the clock of the store is ahead of ours."""
         return (await self._requests.run(self._bucket.clock)).timestamp() - self._clock.now().timestamp()
 
     async def remaining(self, uploads: list[Upload]) -> list[Upload]:
@@ -179,7 +178,7 @@ class S3Store(S3Endings, S3Blobs):
 
     async def holds_chunks(self, found: Found) -> bool:
         if ":" in found.place:
-            return False  # a multipart upload without a row: to this database none of its parts was ever acknowledged
+            return False  # a multipart upload without a row: this database has acknowledged none of its parts
         entry = await self._ledger.entry(found.name)
         return entry is not None and bool(entry.parts or entry.tail)
 
@@ -200,8 +199,7 @@ class S3Store(S3Endings, S3Blobs):
     # Contents
 
     async def list_blobs(self, after: str = "") -> AsyncIterator[Stretch]:
-        """Objects that contents lie at, and those that no row names, by their keys. Signatures without their contents are
-        drafts."""
+        """List the objects of blobs and the objects without a row, by key. A signature without its blob is a draft."""
         ahead = await self._clock_ahead()
         for prefix in sorted((bucket.UPLOADS, bucket.WHOLES, bucket.SIGNATURES)):
             begin = after if after.startswith(prefix) else ""
@@ -213,7 +211,7 @@ class S3Store(S3Endings, S3Blobs):
         yield Stretch([], None)
 
     async def _signatures_of(self, batch: Sequence[Stat], ahead: float) -> list[Found]:
-        """Find those whose contents are gone."""
+        """Find the signatures without their blobs."""
         owners = {stat.key: stat.key.removeprefix(bucket.SIGNATURES) for stat in batch}
         kept = await self._ledger.kept(list(owners.values()))
         return [_found(stat, None, ahead, is_draft=True) for stat in batch if owners[stat.key] not in kept]
@@ -230,7 +228,7 @@ class S3Store(S3Endings, S3Blobs):
         ]
 
     async def _completed_of(self, listed: Sequence[str]) -> set[str]:
-        """Return those that open uploads were completed to, on their way to become contents."""
+        """Return the keys at which open uploads are completed, on their way to become blobs."""
         known = await self._ledger.uploads_of(
             [upload_id for upload_id in map(bucket.upload_of_key, listed) if upload_id]
         )
