@@ -213,7 +213,7 @@ async def test_links_of_nested_folders_follow_and_each_has_a_folder_if_the_move_
         raise Unavailable
 
     with monkeypatch.context() as patched:
-        patched.setattr(stack.services.folders, "_move", break_off)
+        patched.setattr(stack.services.bulk_operations, "_go_on", break_off)
         answer = await stack.client.patch("/me/files?prefix=a/", json={"prefix": "z/y/"})
         problem(answer, 503, "unavailable")
     assert await empty_folders(stack) == ["z/y/b/c/"]

@@ -16,6 +16,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from uploader.database import models
 from uploader.database.connection import AsyncConnection
+from uploader.domain.bulk import beyond
 from uploader.domain.links import Caller
 from uploader.domain.upload import Concatenation, File, TrashReason, Upload, Usage, if_exists_of, kind_of, state_of
 
@@ -761,6 +762,26 @@ async def files_below(
     return await all_of(connection, File, query)
 
 
+_FILES_FROM = (
+    _FILES_OF_USER.where(_FILES.name >= sa.bindparam("prefix"))
+    .where(_FILES.name < sa.bindparam("beyond", type_=sa.LargeBinary))
+    .order_by(_FILES.name)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+)
+
+
+async def files_from(connection: AsyncConnection, user_id: str, prefix: str, limit: int) -> list[File]:
+    """Return the first files below a prefix, which is not empty, by their names."""
+    asked = {"user_id": user_id, "prefix": prefix, "beyond": beyond(prefix.encode()), "most": limit}
+    return await all_of(connection, File, _FILES_FROM, **asked)
+
+
+async def held_below(connection: AsyncConnection, user_id: str, prefix: str, limit: int) -> list[File]:
+    """Return files that gates hold, which are to have names below a prefix."""
+    query = HELD_FILE.where(*below(user_id, prefix, models.held_file)).order_by(_HELD.name).limit(limit)
+    return await all_of(connection, File, query)
+
+
 async def names_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> list[str]:
     query = sa.select(_FILES.name).where(_FILES.user_id == user_id, _FILES.id.in_(ids))
     return list((await connection.execute(query)).scalars().all())
@@ -775,7 +796,5 @@ def below(user_id: str, prefix: str, table: sa.Table = models.file) -> list[sa.C
     """Return conditions that search by the index of names, so that what lies elsewhere costs nothing."""
     if not prefix:
         return [table.c.user_id == user_id]
-    raw = prefix.encode()
-    # In UTF-8 no byte is the largest one.
-    beyond = sa.literal(raw[:-1] + bytes([raw[-1] + 1]), sa.LargeBinary)
-    return [table.c.user_id == user_id, table.c.name >= prefix, table.c.name < beyond]
+    last = sa.literal(beyond(prefix.encode()), sa.LargeBinary)
+    return [table.c.user_id == user_id, table.c.name >= prefix, table.c.name < last]
