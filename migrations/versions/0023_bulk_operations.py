@@ -6,7 +6,7 @@ Revision: 0023
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects.mysql import DATETIME
+from sqlalchemy.dialects.mysql import DATETIME, MEDIUMBLOB
 
 from uploader.database import migrate
 
@@ -40,7 +40,7 @@ def upgrade() -> None:
         "bulk_operation",
         sa.Column("id", bytewise(32), primary_key=True),
         sa.Column("user_id", bytewise(255), nullable=False),
-        sa.Column("work", sa.LargeBinary((1 << 24) - 1), nullable=False),
+        sa.Column("work", sa.LargeBinary().with_variant(MEDIUMBLOB(), "mysql", "mariadb"), nullable=False),
         sa.Column("digest", bytewise(64), nullable=False),
         *(figure(name) for name in ("part", "place", "files")),
         sa.Column("created_at", MOMENT, nullable=False),

@@ -299,7 +299,7 @@ async def test_up_counts_the_files_of_each_link_and_ends_those_that_outlived_the
 
 async def test_no_figure_becomes_negative(database: Database) -> None:
     assert ("user_info", "reserved") in BYTE_COLUMNS
-    assert len(BYTE_COLUMNS) == 33
+    assert len(BYTE_COLUMNS) == 36
     rows: dict[str, dict[str, Any]] = {
         "user_info": {"user_id": "u"},
         "upload": {"id": "i", "user_id": "u", "name": "n", "state": "OPEN", "temp_path": "t"},

@@ -32,7 +32,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.dialects.mysql import DATETIME
+from sqlalchemy.dialects.mysql import DATETIME, MEDIUMBLOB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -43,8 +43,6 @@ from uploader.domain.names import MAX_NAME_BYTES, MAX_USER_ID_BYTES
 from uploader.domain.reports import Totals
 
 _NO_TEXT = "\ufffd"
-# Of a bulk operation: 5,000 ids, and 100 prefixes with escapes. MySQL chooses the type by the length.
-MAX_WORK_BYTES = (1 << 24) - 1
 _NO_MOMENT = datetime(1970, 1, 1)  # noqa: DTZ001 (the databases keep no zone)
 
 
@@ -367,8 +365,8 @@ bulk_operation = _table(
     "bulk_operation",
     Column("id", Bytewise(32), primary_key=True),
     Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
-    # Of the call: what it asks for, as JSON, and its SHA-256.
-    Column("work", LargeBinary(MAX_WORK_BYTES), nullable=False),
+    # Of the call: what it asks for, as JSON, with 5,000 ids and 100 prefixes; and its SHA-256.
+    Column("work", LargeBinary().with_variant(MEDIUMBLOB(), "mysql", "mariadb"), nullable=False),
     Column("digest", Bytewise(64), nullable=False),
     # How far it has come.
     *(_figure(name) for name in ("part", "place", "files")),
