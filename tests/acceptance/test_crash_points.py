@@ -433,7 +433,8 @@ async def test_a_healing_and_a_purge_that_die_are_ended_by_the_next(installation
     assert await installation.run(client) == {"owner": EXPECTED}
 
 
-async def test_a_restore_that_dies_is_ended_by_the_next(installation: Installation) -> None:
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_restore_that_dies_is_ended_by_the_next(installation: Installation, many: bool) -> None:
     async def delete(url: str) -> None:
         async with installation.http(url) as http:
             answer = await http.post("/me/files", params={"name": DELETED.name}, content=DELETED.data)
@@ -442,8 +443,12 @@ async def test_a_restore_that_dies_is_ended_by_the_next(installation: Installati
 
     async def restore(url: str) -> None:
         async with installation.http(url) as http:
-            answer = await http.post(f"/me/trash/{made['id']}/restore")
-            assert (answer.status_code, answer.json()) == (200, made)
+            if many:
+                (line,) = (await http.post("/me/trash/restore", json={"ids": [made["id"]]})).json()["results"]
+                assert (line["status"], line["file"]) == (200, made)
+            else:
+                answer = await http.post(f"/me/trash/{made['id']}/restore")
+                assert (answer.status_code, answer.json()) == (200, made)
             assert (await http.get(f"/me/files/{made['id']}/content")).content == DELETED.data
 
     made: dict[str, Any] = {}

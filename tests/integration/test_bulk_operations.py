@@ -1,6 +1,8 @@
 """Moves and deletions in ranges: figures after each one, held files and open uploads, and what happens meanwhile."""
 
 import asyncio
+import io
+import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -424,3 +426,42 @@ async def test_second_operation_is_as_one_after_the_first(
     assert told == answer if answer is not None else told["code"] == "invalid-request"
     other = ["elsewhere/file" if second is unrelated else "other/file"]
     assert await names_of(stack_on.client) == sorted([*expected, *other])
+
+
+@pytest.mark.parametrize(("prefix", "to"), [("a/", "b/"), ("x/a/", "x/")])
+async def test_visitor_sees_both_halves_of_a_moving_folder_and_nothing_else(
+    stack_on: Stack, monkeypatch: pytest.MonkeyPatch, prefix: str, to: str
+) -> None:
+    shared = [f"{prefix}pub/{number}/{letter}" for number in range(3) for letter in "xyz"]
+    await fill(stack_on, *shared, f"{prefix}private", f"{to}secret")
+    link = await make_link(stack_on, "download", f"{prefix}pub/")
+    visitor = await visit(stack_on, link)
+    expected = sorted(name[len(f"{prefix}pub/") :] for name in shared)
+    ids = {file["id"] for file in (await visitor.get(f"{link['url']}/files")).json()["files"]}
+    looks = 0
+
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
+        stack_on.services.visitors._known.clear()
+        answers = [(await visitor.get(f"{link['url']}/files", params={"limit": 4})).json()]
+        while answers[-1]["next"]:
+            more = {"limit": 4, "after": answers[-1]["next"]}
+            answers.append((await visitor.get(f"{link['url']}/files", params=more)).json())
+        assert sorted(file["name"] for answer in answers for file in answer["files"]) == expected
+        level = (await visitor.get(f"{link['url']}/files", params={"delimiter": "/"})).json()
+        assert [(each["name"], each["files"]) for each in level["folders"]] == [("0/", 3), ("1/", 3), ("2/", 3)]
+        within = (await visitor.get(f"{link['url']}/files", params={"delimiter": "/", "prefix": "1/"})).json()
+        assert [file["name"] for file in within["files"]] == ["1/x", "1/y", "1/z"]
+        packed = await visitor.get(f"{link['url']}/archive", params={"format": "tar"})
+        with tarfile.open(fileobj=io.BytesIO(packed.content)) as tar:
+            assert sorted(member.name for member in tar.getmembers()) == [f"pub/{name}" for name in expected]
+        for each in ids:
+            assert (await visitor.get(f"{link['url']}/files/{each}/content")).status_code == 200
+        for file in (await stack_on.client.get("/me/files")).json()["files"]:
+            if file["id"] not in ids:
+                assert (await visitor.get(f"{link['url']}/files/{file['id']}/content")).status_code == 404
+
+    after_ranges(stack_on, monkeypatch, look)
+    assert await move(stack_on, prefix, to) == {"files": 10}
+    assert looks >= 5

@@ -156,6 +156,18 @@ def _operation_of(**row: Any) -> Operation:
     return Operation(**{**row, "work": Work.decoded(row["work"])})
 
 
+async def former_folder(connection: AsyncConnection, user_id: str, folder: str) -> str | None:
+    """Return the former name of a folder that is moving: files are still below this name."""
+    for operation in await queries.all_of(connection, _operation_of, _OF_USER, user_id=user_id):
+        part = operation.current
+        if part is None or part.target is None or operation.place == 0 or not folder.startswith(part.target):
+            continue
+        former = part.source + folder[len(part.target) :]
+        if former.encode().startswith(part.below(operation.place - 1)):  # earlier passes gave their names up
+            return former
+    return None
+
+
 async def begin(connection: AsyncConnection, operation: Operation, now: datetime) -> Operation:
     """Insert the row of an operation, and begin with its first prefix. Raises Contradiction, InvalidRequest, Duplicate if
     the same call was faster, BlobLost if the user's row has gone."""

@@ -291,8 +291,29 @@ class LocalBlobs(Store):
     def _walk(self, found: Iterator[Found]) -> AsyncIterator[list[Found]]:
         return self.in_batches(self.threads.long, iter(lambda: list(islice(found, _LIST_BATCH)), []))
 
+    async def good_copies(self, contents: Sequence[tuple[str, int]]) -> dict[str, Found]:
+        sizes = {sha256: size for sha256, size in contents if size <= _SMALL_BYTES}
+        return await self.threads.long_hashing.run(self._good_copies, sizes)
+
+    def _good_copies(self, sizes: Mapping[str, int]) -> dict[str, Found]:
+        good: dict[str, Found] = {}
+        for copy in directories.copies_of(self._root, sizes):
+            if copy.name not in good and copy.size == sizes[copy.name]:
+                with suppress(OSError, Gone):  # to read it alone tells why
+                    digests = self._hash(copy, None, with_md5=False)
+                    if digests is not None and digests.sha256 == copy.name:
+                        good[copy.name] = copy
+        return good
+
     async def restore_blob(self, found: Found) -> None:
         await self.threads.long.run(self._restore_blob, found)
+
+    async def restore_blobs(self, found: Sequence[Found]) -> None:
+        await self.threads.long.run(self._restore_blobs, found)
+
+    def _restore_blobs(self, found: Sequence[Found]) -> None:
+        for each in found:
+            self._restore_blob(each)
 
     def _restore_blob(self, found: Found) -> None:
         """Link bytes from the trash as the blob that they were, then take their name in the trash away."""
