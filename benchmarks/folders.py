@@ -31,6 +31,9 @@ from tests.support.waiting import eventually
 from uploader.database import migrate, queries
 from uploader.database.engine import Connection, Database
 
+PAGE = Path(__file__).parents[1] / "docs" / "capacity.md"
+SECTION = "folders"
+
 _AT_ONCE, _PACKED_AT_ONCE, _RESTORED_AT_ONCE = 5_000, 1_000, 5_000
 _IN_A_FOLDER = 500
 _FILE = "INSERT INTO file (id, user_id, sha256, name, size, instant, created_at) "
@@ -63,20 +66,27 @@ class Size:
     moved: int
     deleted: int
     links: int
+    # How long others are measured.
+    seconds: float
+    # Whether to wait for the collector, which has a pause of a minute.
+    collects: bool = True
 
 
-FULL, QUICK = Size(100_000, 11_000, 6_700), Size(2_000, 1_000, 500)
+FULL, QUICK = Size(100_000, 11_000, 6_700, 10.0), Size(2_000, 1_000, 500, 1.0, collects=False)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.folders", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few files")
+    parser.add_argument("--quick", action="store_true", help="few files; the page stays as it is")
     parser.add_argument("--databases", nargs="*", default=["SQLite", "MariaDB"], help="also MySQL")
     arguments = parser.parse_args()
     interpreter.choose()
-    print(report.machine(()))
+    machine = report.machine(())
     rows = measure(QUICK if arguments.quick else FULL, arguments.databases)
-    print(report.table(rows))
+    section = f"{machine}.\n\n{report.table(rows)}"
+    print(section)
+    if not arguments.quick:
+        report.write(PAGE, SECTION, section)
 
 
 def measure(size: Size, products: list[str]) -> list[Row]:
@@ -166,29 +176,34 @@ class _User:
 
 
 def _moving(user: _User, ordinary: list[str], size: Size) -> Iterator[Row]:
-    alone = asyncio.run(fairness.be_ordinary(user.port, ordinary, 5.0, "alone"))
-
-    async def move(salt: str, path: str, body: Any) -> tuple[float, Any, list[float]]:
-        """Let others send files as long as it takes."""
-        began = time.perf_counter()
-        moving = asyncio.create_task(asyncio.to_thread(user.ask, "PATCH", path, body))
-        beside: list[float] = []
-        while not moving.done():
-            beside += await fairness.be_ordinary(user.port, ordinary, 0.3, f"{salt}/{len(beside)}")
-            took = time.perf_counter() - began
-        return took, await moving, beside
-
     cpu, began = user.cpu(), time.perf_counter()
-    assert user.ask("PATCH", "/me/files?prefix=big/", {"prefix": "large/"}) == {"files": size.moved}
+    _move(user, size, "big/", "large/")
     took, used = time.perf_counter() - began, user.cpu() - cpu
     yield report.at_most(f"move {size.moved:,} files", 10, [took], "s", f"{used / size.moved * 1e6:.0f} µs of CPU each")
-    _, answer, beside = asyncio.run(move("beside", "/me/files?prefix=large/", {"prefix": "big/"}))
-    assert answer == {"files": size.moved}
+    asyncio.run(fairness.be_ordinary(user.port, ordinary, size.seconds / 4, "warm"))
+    alone = asyncio.run(fairness.be_ordinary(user.port, ordinary, size.seconds, "alone"))
+    beside = asyncio.run(_beside(user, ordinary, size))
     quiet, busy = report.percentile(alone, 0.99), report.percentile(beside, 0.99)
     yield report.at_most(
-        "p99 of others meanwhile to p99 alone", 3, [busy / quiet], "times", f"{quiet:.1f} and {busy:.1f} ms"
+        "p99 of others meanwhile to p99 alone", 3, [busy / quiet], "times", f"{busy:.1f} and {quiet:.1f} ms"
     )
     yield _listing(user, size, "prefix=no-such", 50)
+
+
+def _move(user: _User, size: Size, source: str, target: str) -> None:
+    assert user.ask("PATCH", f"/me/files?prefix={source}", {"prefix": target}) == {"files": size.moved}
+
+
+async def _beside(user: _User, ordinary: list[str], size: Size) -> list[float]:
+    """Let others send files while the folder moves, to and fro for as long as they were alone."""
+    took, folders, end = list[float](), ("large/", "big/"), time.monotonic() + size.seconds
+    while time.monotonic() < end:
+        moving = asyncio.create_task(asyncio.to_thread(_move, user, size, *folders))
+        while not moving.done():
+            took += await fairness.be_ordinary(user.port, ordinary, 0.3, f"beside/{len(took)}")
+        await moving
+        folders = folders[1], folders[0]
+    return took
 
 
 def _listing(user: _User, size: Size, query: str, target_ms: float) -> Row:
@@ -211,6 +226,8 @@ def _deleting(user: _User, size: Size, database: Database) -> Iterator[Row]:
         f"delete {size.deleted:,} files", 2, [took], "s", f"{used / size.deleted * 1e6:.0f} µs of CPU each"
     )
     yield _restoring(user, size, "whose contents are in place")
+    if not size.collects:
+        return
     assert user.ask("DELETE", "/me/files?prefix=gone/") == {"files": size.deleted}
     asyncio.run(_collected(database))
     yield _restoring(user, size, "whose contents are in the trash of the store")

@@ -17,7 +17,7 @@ from tests.support.consumer import Consumer, asked_of, consuming, events_file
 from tests.support.content import KIB, Content
 from tests.support.invariants import checked_accounts
 from tests.support.problems import problem
-from tests.support.stack import Stack
+from tests.support.stack import Stack, without_database
 from tests.support.visiting import make_link, names_of, send, visit
 from tests.support.waiting import eventually
 from uploader.database import models
@@ -174,6 +174,27 @@ async def test_same_call_and_job_go_on_where_a_move_broke_off(stack_on: Stack, m
         problem(await stack_on.client.post("/me/files/delete", json=body), 503, "unavailable")
     assert len(await names_of(stack_on.client)) == 5
     assert (await stack_on.client.post("/me/files/delete", json=body)).json() == {"files": 9}
+
+
+async def test_move_goes_on_after_the_database_was_away(
+    make_stack: MakeStack, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make_stack(database_url=sqlite_url) as stack:
+        await fill(stack, *NAMES)
+        plain = stack.services.bulk_operations._go_on
+
+        async def go_on(operation: Any, *more: Any) -> Any:
+            if operation.files != 4:
+                return await plain(operation, *more)
+            async with without_database(stack):
+                return await plain(operation, *more)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(stack.services.bulk_operations, "_go_on", go_on)
+            assert (await move(stack, "a/", "b/"))["code"] == "unavailable"
+        assert await move(stack, "a/", "b/") == {"files": 9}
+        assert await names_of(stack.client) == sorted(MOVED)
+        await _checked(stack)
 
 
 async def test_hook_is_not_asked_again_when_a_move_goes_on(make_stack: MakeStack, tmp_path: Path) -> None:
