@@ -7,7 +7,7 @@ the store, once they were read and compared with their SHA-256. The file keeps i
 import asyncio
 import logging
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -299,7 +299,7 @@ class DeletedFiles:
             try:
                 good = await self.storage.hash_blob(copy, None, with_md5=False)
                 if good is not None and good.sha256 == trashed.sha256:
-                    return await self._place(trashed, if_exists, copy)
+                    return await self._place_copy(trashed, if_exists, copy)
             except errors.StorageAway:
                 raise
             except errors.StorageFailed as error:
@@ -312,29 +312,16 @@ class DeletedFiles:
             raise BlobLost(trashed.sha256)  # it came back at this moment
         raise errors.ContentGone()
 
-    async def _bring_back_many(self, wanted: Sequence[TrashedFile]) -> dict[str, Outcome]:
+    async def _bring_back_many(self, wanted: Sequence[TrashedFile]) -> Mapping[str, Outcome]:
         """Bring the bytes of small files back from the trash of the store, together; return what became of these files. The
         others are looked at one by one."""
-        copies = await self.storage.good_copies([(file.sha256, file.size) for file in wanted])
-        wanted = [file for file in wanted if file.sha256 in copies]
-        if not wanted:
-            return {}
-        now = self.clock.now()
-
-        @self.database.outside
-        async def place() -> None:
-            await self.storage.restore_blobs([*copies.values()])
-            crash_point("undelete.after_place")
-
-        restore = partial(transactions.trash.restore_all_placed, place_blobs=place)
-        # Somebody else was faster, or a single name is taken: each is looked at for itself.
-        with suppress(Duplicate, BlobLost, Gone, errors.NameTaken):
-            await self.database.transact(transactions.trash.expect_contents, wanted, now)
-            crash_point("undelete.after_row")
-            transaction = self.database.transact(restore, wanted, RESTORE.if_exists, now, alone=True)
-            verdicts = await uninterrupted(transaction)
-            crash_point("undelete.after_commit")
-            return {file_id: _outcome_of(verdict) for file_id, verdict in verdicts.items()}
+        # Somebody else was faster, a single name is taken, or the disk fails: each is looked at for itself.
+        with suppress(Duplicate, BlobLost, Gone, errors.NameTaken, errors.StorageFailed, errors.StorageFull):
+            copies = await self.storage.good_copies([(file.sha256, file.size) for file in wanted])
+            wanted = [file for file in wanted if file.sha256 in copies]
+            if not wanted:
+                return {}
+            return await self._place(wanted, RESTORE.if_exists, partial(self.storage.restore_blobs, [*copies.values()]))
         return {}
 
     async def _copies(self, trashed: TrashedFile) -> list[Found]:
@@ -360,27 +347,41 @@ class DeletedFiles:
 
         await self.database.read(look)
 
-    async def _place(self, trashed: TrashedFile, if_exists: IfExists, copy: Found) -> File:
+    async def _place_copy(self, trashed: TrashedFile, if_exists: IfExists, copy: Found) -> File:
         """Raises Gone, NameTaken, QuotaExceeded, Duplicate, BlobLost."""
+
+        async def place() -> str | None:
+            if copy.in_trash:
+                return await self.storage.restore_blob(copy)
+            if await self.storage.find_blob(copy.name) != copy:
+                raise Gone(copy.name)
+            return None
+
+        outcome = (await self._place([trashed], if_exists, place))[trashed.id]
+        if isinstance(outcome, errors.UploaderError):
+            raise outcome
+        return outcome
+
+    async def _place(
+        self, wanted: Sequence[TrashedFile], if_exists: IfExists, place: Callable[[], Awaitable[str | None]]
+    ) -> dict[str, File | errors.UploaderError]:
+        """Give files back whose bytes are placed by `place`, and return what became of each, by its id. Raises as `place`,
+        Duplicate, BlobLost, and of one file NameTaken."""
         now = self.clock.now()
         with suppress(Duplicate):
-            await self.database.transact(transactions.trash.expect_contents, [trashed], now)
+            await self.database.transact(transactions.trash.expect_contents, wanted, now)
         crash_point("undelete.after_row")
 
         @self.database.outside
-        async def place() -> str | None:
-            if not copy.in_trash:
-                if await self.storage.find_blob(copy.name) != copy:
-                    raise Gone(copy.name)
-                return None
-            location = await self.storage.restore_blob(copy)
+        async def placed() -> str | None:
+            location = await place()
             crash_point("undelete.after_place")
             return location
 
-        restore = partial(transactions.trash.restore_placed, place_blob=place)
-        added = await uninterrupted(self.database.transact(restore, trashed, if_exists, now, alone=True))
+        restore = partial(transactions.trash.restore_placed, place_blobs=placed)
+        verdicts = await uninterrupted(self.database.transact(restore, wanted, if_exists, now, alone=True))
         crash_point("undelete.after_commit")
-        return added.file
+        return {file_id: _outcome_of(verdict) for file_id, verdict in verdicts.items()}
 
     # For good
 
@@ -415,7 +416,7 @@ class DeletedFiles:
             await asyncio.wait(self._running, timeout=10)
 
 
-def _outcome_of(verdict: Verdict) -> Outcome:
+def _outcome_of(verdict: Verdict) -> File | errors.UploaderError:
     return verdict.file if isinstance(verdict, Added) else verdict
 
 

@@ -564,10 +564,11 @@ class BlobBytes(ABC):
         contents that a store reads together in a moment."""
         return {}
 
-    async def restore_blobs(self, found: Sequence[Found]) -> None:
-        """Make the `good_copies` of contents the blobs again, as `restore_blob`."""
+    async def restore_blobs(self, found: Sequence[Found]) -> str | None:
+        """Make the `good_copies` of contents the blobs again, as `restore_blob`, in a store without locations."""
         for each in found:
             await self.restore_blob(each)
+        return None
 
     @abstractmethod
     async def restore_blob(self, found: Found) -> str | None:

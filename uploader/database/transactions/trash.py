@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from uploader.database import models, queries
 from uploader.database.connection import AsyncConnection
 from uploader.database.transactions import links, rows
-from uploader.database.transactions.files import Added, PlaceBlob, Room, Verdict, add_files, lock_contents, relocate
+from uploader.database.transactions.files import PlaceBlob, Room, Verdict, add_files, lock_contents, relocate
 from uploader.database.trash import forget_oldest, take_out
 from uploader.domain.creations import RESTORE
 from uploader.domain.upload import File, IfExists, TrashedFile
@@ -59,16 +59,6 @@ async def restore_files(
 
 
 async def restore_placed(
-    connection: AsyncConnection, trashed: TrashedFile, if_exists: IfExists, now: datetime, place_blob: PlaceBlob
-) -> Added:
-    """Give a user a file back whose bytes are placed by this. Raises NameTaken, QuotaExceeded, NamesChanged, BlobLost."""
-    (verdict,) = (await restore_all_placed(connection, [trashed], if_exists, now, place_blob)).values()
-    if isinstance(verdict, Added):
-        return verdict
-    raise verdict
-
-
-async def restore_all_placed(
     connection: AsyncConnection,
     trashed: Sequence[TrashedFile],
     if_exists: IfExists,
