@@ -125,6 +125,33 @@ async def test_names_that_are_taken_are_decided_one_by_one(stack_on: Stack, if_e
     assert await names_of(stack_on.client) == sorted(["b/1", "b/2", "b/3", "b/4", "b/5", *kept])
 
 
+@pytest.mark.parametrize("taken", ["b/e", "b/e/f"])
+async def test_empty_folder_that_finds_no_place_keeps_all_files_in_theirs(stack_on: Stack, taken: str) -> None:
+    await fill(stack_on, "a/1", "a/2", "a/3", taken)
+    assert (await stack_on.client.post("/me/folders", json={"name": "a/e/f"})).status_code == 201
+    moved = await move(stack_on, "a/", "b/")
+    assert (moved["code"], moved["taken"], "files" in moved) == ("name-taken", taken, False)
+    assert await names_of(stack_on.client) == ["a/1", "a/2", "a/3", taken]
+
+
+async def test_user_has_no_more_files_than_may_be_after_each_range(
+    make_stack_on: MakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleted files give way to the folder that is left."""
+    async with make_stack_on(max_files=len(NAMES)) as stack:
+        await fill(stack, *(f"top/{name}" for name in NAMES))
+
+        async def look() -> None:
+            await checked_accounts(stack.services.database)
+            assert (await stack.services.files.usage("alice")).files <= len(NAMES)
+
+        after_ranges(stack, monkeypatch, look)
+        assert await delete(stack, "top/a/") == {"files": 9}
+        assert (await stack.services.files.usage("alice")).files == len(NAMES)
+        assert len((await stack.client.get("/me/trash")).json()["files"]) == len(NAMES) - 1
+        await _checked(stack)
+
+
 @pytest.mark.parametrize(("prefix", "to"), [("a/", ""), ("a/a/", "a/"), ("x/a", "x/")])
 async def test_folder_that_moves_up_gives_names_up_before_they_are_needed(
     stack_on: Stack, prefix: str, to: str

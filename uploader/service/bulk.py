@@ -255,7 +255,7 @@ async def _checked(
     """Raises NameTaken if not all targets are free, or become free; return the targets with their files, if those are wanted
     or were needed."""
     is_free = if_exists is IfExists.KEEP
-    if not is_free and targets:
+    if not is_free and targets and not any(target.endswith("/") for target in targets):
         with suppress(NamesTaken):
             await bulk.filled_by(connection, user_id, sorted(targets, key=str.encode))
             is_free = True

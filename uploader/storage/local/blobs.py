@@ -162,7 +162,7 @@ class LocalBlobs(Store):
 
     def pieces(self, found: Found, *, cold: bool = False) -> Generator[memoryview]:
         descriptor = self._descriptor_of(found.place)
-        buffer, done = disk.room_for(_READ_BYTES), 0
+        buffer, done = disk.room_for(min(_READ_BYTES, found.size + 1)), 0
         with disk.opened(descriptor):
             if cold:
                 disk.drop_cache(descriptor)
