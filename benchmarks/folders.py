@@ -31,7 +31,7 @@ from tests.support.waiting import eventually
 from uploader.database import migrate, queries
 from uploader.database.engine import Connection, Database
 
-PAGE = Path(__file__).parents[1] / "docs" / "capacity.md"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 SECTION = "folders"
 
 _AT_ONCE, _PACKED_AT_ONCE, _RESTORED_AT_ONCE = 5_000, 1_000, 5_000

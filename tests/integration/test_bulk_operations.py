@@ -23,6 +23,7 @@ from tests.support.waiting import eventually
 from uploader.database import models
 from uploader.database.transactions import bulk
 from uploader.errors import Unavailable
+from uploader.service.bulk import BulkOperations
 
 CONTENT, OTHER = Content(128 * KIB, seed=1), Content(2 * KIB, seed=2)
 TUS = {"Tus-Resumable": "1.0.0"}
@@ -474,6 +475,27 @@ async def test_second_operation_is_as_one_after_the_first(
     assert told == answer if answer is not None else told["code"] == "invalid-request"
     other = ["elsewhere/file" if second is unrelated else "other/file"]
     assert await names_of(stack_on.client) == sorted([*expected, *other])
+
+
+def another_server(stack: Stack) -> BulkOperations:
+    services = stack.services
+    return BulkOperations(services.database, services.closers, services.pre_create_hook, services.clock)
+
+
+async def test_same_call_at_two_servers_moves_each_file_once(stack_on: Stack) -> None:
+    await fill(stack_on, *NAMES)
+    servers = (stack_on.services.bulk_operations, another_server(stack_on))
+    counts = await asyncio.gather(*(server.move("alice", "a/", "b/") for server in servers))
+    assert max(counts) == 9
+    assert await names_of(stack_on.client) == sorted(MOVED)
+
+
+async def test_crossing_moves_at_two_servers_are_one_after_the_other(stack_on: Stack) -> None:
+    await fill(stack_on, *NAMES, "b/own")
+    first, second = stack_on.services.bulk_operations, another_server(stack_on)
+    counts = await asyncio.gather(first.move("alice", "a/", "b/"), second.move("alice", "b/", "a/"))
+    both = sorted([*NAMES, "a/own"]), sorted([*MOVED, "b/own"])
+    assert (await names_of(stack_on.client), sorted(counts)) in [(both[0], [9, 10]), (both[1], [1, 10])]
 
 
 @pytest.mark.parametrize(("prefix", "to"), [("a/", "b/"), ("x/a/", "x/")])
