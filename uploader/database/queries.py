@@ -400,12 +400,6 @@ async def held_files(
     return await all_of(connection, File, query.order_by(_HELD.id.desc()).limit(limit))
 
 
-async def are_held(connection: AsyncConnection, user_id: str) -> bool:
-    """Return whether gates hold any file of a user."""
-    query = sa.select(_HELD.id).where(_HELD.user_id == user_id).limit(1)
-    return (await connection.execute(query)).first() is not None
-
-
 async def held_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> list[File]:
     query = HELD_FILE.where(_HELD.user_id == user_id, _HELD.id.in_(ids)).order_by(_HELD.id)
     return await all_of(connection, File, query)

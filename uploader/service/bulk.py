@@ -86,8 +86,14 @@ class BulkOperations:
         found = await self.database.read(bulk.under_way, _RESUMED_AT_ONCE)
         left = [operation for operation in found if self._seen.get(operation.id) == operation]
         self._seen = {operation.id: operation for operation in found}
+        failure: errors.Unavailable | None = None
         for operation in left:
-            await self._resume(operation)
+            try:
+                await self._resume(operation)
+            except errors.Unavailable as error:  # it may be of this operation alone
+                failure = error
+        if failure is not None:
+            raise failure
 
     async def close(self) -> None:
         """End between two ranges."""
