@@ -309,6 +309,15 @@ async def test_open_uploads_move_with_their_folder_and_arrive_there(stack_on: St
     await eventually(have_arrived)
 
 
+async def test_open_upload_moves_up_with_its_folder(stack_on: Stack) -> None:
+    await fill(stack_on, "a/a/x", "a/a/a/x")
+    for name, content in (("a/a/native", CONTENT), ("a/a/a/native", OTHER)):
+        assert (await stack_on.open(content, name=name)).status_code == 201
+    assert await move(stack_on, "a/a/", "a/") == {"files": 2}
+    assert await names_of_uploads(stack_on) == {"a/native", "a/a/native"}
+    assert await names_of(stack_on.client) == ["a/a/x", "a/x"]
+
+
 async def test_file_that_was_still_sent_arrives_after_the_deletion_of_its_folder(gated: Stack) -> None:
     assert (await send(gated.client, OTHER, "a/held")).is_success
     assert (await gated.open(CONTENT, name="a/native")).status_code == 201

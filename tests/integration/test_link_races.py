@@ -89,7 +89,7 @@ class Round:
             return
         name = live.json()["name"]
         folder = name[: name.rstrip("/").rfind("/") + 1]
-        level = (await self.stack.client.get("/me/files", params={"delimiter": "/", "prefix": folder})).json()
+        level = (await self.stack.client.get(f"/me/files?limit=1000&delimiter=/&prefix={folder}")).json()
         there = {each["name"] for each in (*level["files"], *level["folders"])}
         assert name in there, "the link outlives its folder"
 
