@@ -1,8 +1,7 @@
 """What it costs to list files on each database, however many there are: `python -m benchmarks.listing`
 
 A user has folders of 15 files in one folder. Listed are pages of these folders, that one folder, a page of files, and those
-whose names have a text; and the folders by a plain grouping of all names, as it was until 0.3.0. CPU is this process's, and
-the database server's.
+whose names have a text. CPU is this process's, and the database server's.
 """
 
 import argparse
@@ -39,8 +38,6 @@ FROM JSON_TABLE(:items, '$[*]' COLUMNS (
 _INSERT_SQLITE = f"""{_INSERT} SELECT CAST(value ->> 0 AS BLOB), CAST(value ->> 1 AS BLOB),
   CAST((value ->> 0) || (value ->> 0) AS BLOB), CAST(value ->> 2 AS BLOB), 5, 0, '2030-01-01 00:00:00.000000'
 FROM json_each(:items)"""
-_GROUPED = """SELECT SUBSTR(name, 1, 18) AS folder, COUNT(*), SUM(size) FROM file
-WHERE user_id = :user_id AND name >= 'all/' AND name < 'all0' GROUP BY folder ORDER BY folder LIMIT 101"""
 
 
 def main() -> None:
@@ -130,20 +127,12 @@ def _files(part: str | None) -> Any:
     return ask
 
 
-async def _grouped(user_id: str, connection: Connection) -> object:
-    query = text(_GROUPED)
-    if connection.dialect.name == "sqlite":  # which compares no text with bytes
-        query = text(_GROUPED.replace("'all/'", "X'616C6C2F'").replace("'all0'", "X'616C6C30'"))
-    return (await connection.execute(query, {"user_id": user_id.encode()})).all()
-
-
 _ASKED = {
     "100 folders": _level("all/", 100),
     "1,000 folders": _level("all/", 1000),
     "the folder of all": _level("", 100),
     "100 files, newest first": _files(None),
     "files with a text that no name has": _files("no such text"),
-    "100 folders, by grouping all names": _grouped,
 }
 
 

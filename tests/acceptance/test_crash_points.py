@@ -26,6 +26,7 @@ from tests.support.resumable import Tus
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import models
+from uploader.database.transactions.bulk import NAMES_AT_ONCE
 from uploader.runtime.crashpoints import NAMES
 from uploader.runtime.embedded import socket_path
 from uploader.storage.local import chunks
@@ -159,6 +160,8 @@ CLEANUPS = (
     "month.after_rmdir",
 )
 RESTORES = ("undelete.after_row", "undelete.after_place", "undelete.after_commit")
+# Before the first range of names, after each one, and after the last one.
+BULK = ("bulk.after_begin", *(f"bulk.after_range:{number}" for number in range(1, 4)))
 HEALING, PURGE = "heal.after_restore", "trash.after_purge"
 # Of a content that came without an MD5.
 READING_BACK = "md5.after_blob"
@@ -430,7 +433,8 @@ async def test_a_healing_and_a_purge_that_die_are_ended_by_the_next(installation
     assert await installation.run(client) == {"owner": EXPECTED}
 
 
-async def test_a_restore_that_dies_is_ended_by_the_next(installation: Installation) -> None:
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_restore_that_dies_is_ended_by_the_next(installation: Installation, many: bool) -> None:
     async def delete(url: str) -> None:
         async with installation.http(url) as http:
             answer = await http.post("/me/files", params={"name": DELETED.name}, content=DELETED.data)
@@ -439,8 +443,12 @@ async def test_a_restore_that_dies_is_ended_by_the_next(installation: Installati
 
     async def restore(url: str) -> None:
         async with installation.http(url) as http:
-            answer = await http.post(f"/me/trash/{made['id']}/restore")
-            assert (answer.status_code, answer.json()) == (200, made)
+            if many:
+                (line,) = (await http.post("/me/trash/restore", json={"ids": [made["id"]]})).json()["results"]
+                assert (line["status"], line["file"]) == (200, made)
+            else:
+                answer = await http.post(f"/me/trash/{made['id']}/restore")
+                assert (answer.status_code, answer.json()) == (200, made)
             assert (await http.get(f"/me/files/{made['id']}/content")).content == DELETED.data
 
     made: dict[str, Any] = {}
@@ -453,6 +461,49 @@ async def test_a_restore_that_dies_is_ended_by_the_next(installation: Installati
     with ended(server):
         await restore(server.url)
     assert not list(installation.data.glob("trash/*/*/*"))
+    found = run_cli(installation.settings, "reconcile", "--json")
+    assert (found.returncode, json.loads(found.stdout)["drifts"]) == (0, [])
+
+
+async def test_a_move_that_dies_at_any_range_is_completed_by_its_repetition_or_by_the_job(
+    installation: Installation,
+) -> None:
+    """Meanwhile each file has one name."""
+    count, folders, expected = 2 * NAMES_AT_ONCE + 100, ("old/", "new/"), set[str]()
+
+    async def names() -> set[str]:
+        async with installation.database.engine.connect() as connection:
+            return set((await connection.execute(select(models.file.c.name))).scalars())
+
+    async def put(url: str) -> None:
+        async with installation.http(url) as http:
+            members = archive(*(Entry(f"old/{number:05}", b"%d" % number) for number in range(count)))
+            assert (await http.post("/files/batch", content=members)).status_code == 200
+
+    async def move(url: str) -> None:
+        async with installation.http(url) as http:
+            moved = await http.patch("/me/files", params={"prefix": folders[0]}, json={"prefix": folders[1]})
+            assert (moved.status_code, moved.json()) == (200, {"files": count})
+
+    async def is_moved() -> bool:
+        return await names() == expected
+
+    server = Server(installation.log, installation.settings)
+    with ended(server):
+        await put(server.url)
+    for number, armed in enumerate(BULK):
+        await installation.die_serving(armed, move)
+        there = await names()
+        assert len({name.rpartition("/")[2] for name in there}) == len(there) == count, armed
+        expected = {f"{folders[1]}{number:05}" for number in range(count)}
+        server = Server(installation.log, installation.settings)
+        with ended(server):
+            if number % 2:
+                await eventually(is_moved)
+            elif armed != BULK[-1]:
+                await move(server.url)
+        assert await is_moved()
+        folders = folders[1], folders[0]
     found = run_cli(installation.settings, "reconcile", "--json")
     assert (found.returncode, json.loads(found.stdout)["drifts"]) == (0, [])
 
@@ -493,6 +544,7 @@ def test_every_crash_point_is_passed() -> None:
         *CLEANUPS,
         HEALING,
         *RESTORES,
+        *(name.partition(":")[0] for name in BULK),
         READING_BACK,
         PURGE,
         WITHDRAWN_TAIL,

@@ -4,9 +4,11 @@ import sqlite3
 from contextlib import closing
 from typing import Any
 
+import pytest
 from sqlalchemy import event
 
 from tests.support.rows import file_row
+from tests.support.statements import sqlite_steps
 from uploader.database import models, queries
 from uploader.database.engine import Connection, Database
 
@@ -51,6 +53,37 @@ async def test_names_are_selected_byte_by_byte(database: Database) -> None:
         assert await _names(database, prefix=prefix) == [NAMES[number] for number in expected], prefix
 
 
+async def test_few_names_below_a_prefix_are_sorted_and_of_many_the_newest_come_first(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _fill(database)
+    for most in (0, 1, 2, 3):
+        monkeypatch.setattr(queries, "MOST_SORTED", most)
+        assert await _names(database, prefix="a/") == [NAMES[number] for number in (6, 1, 0)]
+        assert await _names(database, prefix="a/", limit=2) == [NAMES[6], NAMES[1]]
+        assert await _names(database, prefix="a/", after=f"{6:032x}", limit=1) == [NAMES[1]]
+        assert await _names(database, prefix="a/", after=f"{0:032x}") == []
+        assert await _names(database, prefix="nothing") == []
+
+
+async def test_prefix_without_names_costs_the_same_beside_many_files(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    steps: list[int] = []
+    for first in (0, 3000):
+        rows = [file_row(seed=f"{n}", id=f"{n:032x}", name=f"all/{n:05}") for n in range(first, first + 3000)]
+
+        async def insert(connection: Connection, rows: Any = rows) -> None:
+            values = [{column.name: getattr(row, column.name) for column in models.file.c} for row in rows]
+            await connection.execute(models.file.insert(), values)
+
+        await database.transact(insert)
+        with sqlite_steps(database) as counted:
+            assert await _names(database, prefix="nothing") == []
+        steps.append(counted.count)
+    await database.close()
+    assert steps[1] <= 1.5 * steps[0] + 100
+
+
 async def test_a_part_goes_with_a_prefix_a_cursor_and_a_limit(database: Database) -> None:
     await _fill(database)
     assert await _names(database, part="b", limit=2) == [NAMES[6], NAMES[5]]
@@ -75,5 +108,5 @@ async def test_names_are_searched_along_their_index(sqlite_url: str) -> None:
     await database.close()
     with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as connection:
         plan = [step for *_, step in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
-    assert "SEARCH file USING INDEX uq_file_name (user_id=?)" in plan
+    assert "SEARCH file USING INDEX uq_file_name (user_id=? AND name>? AND name<?)" in plan
     assert not [step for step in plan if step.startswith("SCAN file") or "ix_file_user " in step]

@@ -269,7 +269,8 @@ async def test_twins_get_numbers_and_a_folder_keeps_its_name(empty: Database) ->
 
 
 async def test_up_counts_the_files_of_each_link_and_ends_those_that_outlived_their_folders(empty: Database) -> None:
-    """Until 0022 deleted files counted, too, and a folder could go without its link."""
+    """Until 0022 deleted files counted, too, and a folder could go without its link. Until 0023 the name of a visitor's held
+    file stayed as it was when the folder of the link moved."""
     await migrate.upgrade(empty, "0019")
     collecting, emptied, sharing = (character * 32 for character in "abc")
     link = {"user_id": "alice", "kind": "upload", "name": "in/", "label": "", "created_at": NOW, "expires_at": NOW}
@@ -284,7 +285,8 @@ async def test_up_counts_the_files_of_each_link_and_ends_those_that_outlived_the
                 "alice", 10 + number, f"{number}", id=f"{number:032x}", session=session, name=f"in/{number}"
             )
             values = {name: getattr(file, name) for name in queries.FILE_COLUMNS}
-            held = {"if_exists": "keep", "event_id": "e"} if table is models.held_file else {}
+            held = {"if_exists": "keep", "event_id": "e", "name": "before/2", "asked_name": "2"}
+            held = held if table is models.held_file else {}
             await connection.execute(insert(table).values({**values, **held}))
         own = file_row("alice", 1, "own", id="f" * 32)
         await connection.execute(
@@ -295,11 +297,12 @@ async def test_up_counts_the_files_of_each_link_and_ends_those_that_outlived_the
         columns = [models.link.c[name] for name in ("files", "bytes", "end_reason")]
         found = await connection.execute(select(*columns).order_by(models.link.c.id))
         assert [tuple(row) for row in found] == [(3, 33, None), (0, 0, None), (0, 0, "deleted")]
+        assert (await connection.execute(select(models.held_file.c.name))).scalars().all() == ["in/2"]
 
 
 async def test_no_figure_becomes_negative(database: Database) -> None:
     assert ("user_info", "reserved") in BYTE_COLUMNS
-    assert len(BYTE_COLUMNS) == 33
+    assert len(BYTE_COLUMNS) == 36
     rows: dict[str, dict[str, Any]] = {
         "user_info": {"user_id": "u"},
         "upload": {"id": "i", "user_id": "u", "name": "n", "state": "OPEN", "temp_path": "t"},
@@ -308,6 +311,7 @@ async def test_no_figure_becomes_negative(database: Database) -> None:
         "held_file": {**file, "if_exists": "keep", "event_id": "e"},
         "trashed_file": {**file, "deleted_at": NOW, "reason": "deleted"},
         "usage_daily": {"day": NOW.date(), "taken_at": NOW},
+        "bulk_operation": {"id": "i", "user_id": "u", "work": b"{}", "digest": "d", "created_at": NOW},
         "link": {
             **dict.fromkeys(("id", "user_id", "slug", "slug_sha256", "kind", "name", "label"), "l"),
             **dict.fromkeys(("created_at", "expires_at"), NOW),

@@ -171,7 +171,7 @@ async def test_folders_that_go_and_move_are_told_of_file_by_file(act_on: Transac
     twin = (await act_on.whole(file_row(seed="a", name="to/a", size=1))).file
     names = {file.id: file.name.replace("from/", "to/") for file in files}
     transact = act_on.database.transact
-    assert (await transact(move_files, files, names, IfExists.REPLACE, NOW, RENAME)).files == 2
+    assert await transact(move_files, files, names, IfExists.REPLACE, NOW, RENAME) == 2
     moved = [replace(file, name=names[file.id]) for file in files]
     assert await transact(delete_files, [twin, *moved], NOW) == 2
     events = (await written(act_on.database))[3:]

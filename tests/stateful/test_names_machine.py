@@ -4,6 +4,8 @@ that has all that was deleted or replaced."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.support.machines import Machine
 from tests.support.servers import PrivateRedis
 from uploader.database import models
 from uploader.database.engine import Connection
+from uploader.domain.bulk import Part
 from uploader.domain.links import owner
 from uploader.domain.names import Selection
 from uploader.domain.upload import IfExists
@@ -115,7 +118,9 @@ class Tree:
         moving = {name: self.files.pop(name) for name in list(self.files) if name.startswith(prefix)}
         self._leave(prefix)
         try:
-            for name, number in moving.items():
+            part = Part(prefix, new_prefix)
+            for name in sorted(moving, key=lambda name: (name in part.last_names, _pass_of(part, name), name.encode())):
+                number = moving[name]
                 merging = number if if_exists is not IfExists.KEEP else None
                 place = self.find(new_prefix + name.removeprefix(prefix), if_exists, merging)
                 if self.files.get(place) == merging is not None:
@@ -131,6 +136,11 @@ class Tree:
             self.files, self.folders, self.trash = kept
             raise
         return len(moving)
+
+
+def _pass_of(part: Part, name: str) -> int:
+    """Return how many passes of a move come before the one of a name."""
+    return sum(name.encode().startswith(part.below(number)) for number in range(1, 9)) if part.goes_up else 0
 
 
 def _moved_folder(folder: str, prefix: str, new_prefix: str) -> str:
@@ -151,6 +161,8 @@ class NamesMachine(Machine):
     def __init__(self) -> None:
         super().__init__()
         self.trees = {user_id: Tree() for user_id in USERS}
+        # The tree of a user whose bulk operation died, as it is once the operation has been completed.
+        self.completed: dict[str, Tree] = {}
 
     @initialize(files=st.lists(st.tuples(user_ids, names, numbers), min_size=4, max_size=10))
     def start(self, files: list[tuple[str, str, int]]) -> None:
@@ -241,7 +253,8 @@ class NamesMachine(Machine):
                 return "invalid"
             return tree.move(prefix, new_prefix, if_exists)
 
-        self.act(user_id, self.services.folders.move(user_id, prefix, new_prefix, if_exists), dies_at, expect)
+        moving = self.services.bulk_operations.move(user_id, prefix, new_prefix, if_exists)
+        self.act_in_bulk(user_id, moving, dies_at, expect)
 
     @rule(user_id=user_ids, which=st.integers(0, 20), dies_at=DEATHS)
     def delete(self, user_id: str, which: int, dies_at: int | None) -> None:
@@ -251,8 +264,19 @@ class NamesMachine(Machine):
 
     @rule(user_id=user_ids, prefix=prefixes, dies_at=DEATHS)
     def delete_below(self, user_id: str, prefix: str, dies_at: int | None) -> None:
-        deleting = self.services.folders.delete(user_id, Selection((), (prefix,)))
-        self.act(user_id, deleting, dies_at, lambda tree: tree.delete(prefix))
+        deleting = self.services.bulk_operations.delete(user_id, Selection((), (prefix,)))
+        self.act_in_bulk(user_id, deleting, dies_at, lambda tree: tree.delete(prefix))
+
+    def act_in_bulk(self, user_id: str, work: Any, dies_at: int | None, expect: Callable[[Tree], Any]) -> None:
+        """What died is completed by the job, or it did not begin."""
+        completed = deepcopy(self.trees[user_id])
+        self.act(user_id, work, dies_at, expect)
+        if self.died:
+            with suppress(Taken):
+                expect(completed)
+            self.completed = {user_id: completed}
+            for _ in range(2):  # what nobody has worked on meanwhile
+                self.runner.run(self.services.bulk_operations.resume_left())
 
     @rule(
         user_id=user_ids, which=st.integers(0, 20), name=st.one_of(st.none(), names), if_exists=choices, dies_at=DEATHS
@@ -303,6 +327,9 @@ class NamesMachine(Machine):
             files = {row.name: BY_SHA256[row.sha256] for row in rows}
             trash = Counter((row.name, BY_SHA256[row.sha256]) for row in trashed)
             empty = {row.name for row in folders}
+            completed = self.completed.pop(user_id, tree)
+            if completed is not tree:
+                assert (files, empty, trash) in [(each.files, each.empty, each.trash) for each in (tree, completed)]
             if self.died:
                 tree.files, tree.trash = files, trash
                 tree.folders = {each for name in (*files, *empty) for each in above(name)}

@@ -135,7 +135,7 @@ class Transactions:
 
     async def rename(self, file: File, name: str) -> bool:
         moved = await self._act(files.move_files, [file], {file.id: name}, IfExists.FAIL, NOW, RENAME)
-        return bool(moved.files)
+        return moved == 1
 
     async def delete(self, file: File) -> bool:
         return await self._act(files.delete_file, file, NOW)

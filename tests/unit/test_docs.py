@@ -186,6 +186,7 @@ ENDS = {
     "links": "test_a_link_that_has_ended_gives_back_what_is_open_and_is_forgotten",
     "visitors of links": "test_a_link_that_has_ended_gives_back_what_is_open_and_is_forgotten",
     "empty folders": "test_each_way_out_gives_one_place_back",
+    "moves and deletions of many files": "test_same_call_and_job_go_on_where_a_move_broke_off",
     "contents": "test_a_deletion_that_died_after_its_commit_is_ended_by_the_collector",
     "directories of contents": "test_a_directory_of_blobs_goes_an_hour_after_its_last_blob",
     "checksums of contents": "test_the_trash_is_purged_after_the_retention_but_not_after_a_jump_of_the_clock",

@@ -36,6 +36,7 @@ from uploader.jobs.events import EventKeeper, relay_job, takeover_job, wake_chan
 from uploader.jobs.maintenance import (
     COPY_GRACE_SECONDS,
     BallastKeeper,
+    BulkFinisher,
     Cleaner,
     Collector,
     CopyKeeper,
@@ -248,6 +249,7 @@ def _create_runner(services: Services, announced: Mapping[str, Bell]) -> Runner:
     jobs += [
         Job("ballast keeper", BallastKeeper(services.ballast_keeping, services.installation, clock).run_once),
         Job("joiner", Joiner(services.concatenations).run_once),
+        Job("bulk operations", BulkFinisher(services.bulk_operations).run_once),
         Job("event keeper", EventKeeper(services.watching, clock).run_once),  # also of sinks that are no more
         Reconciler(services.reconciling, services.cleanup, lease("reconciler"), clock).as_job(),
         Job("snapshot", Snapshot(services.overview, clock).run_once),
@@ -319,6 +321,7 @@ def build_application(
         FileHandlers(
             services.files,
             services.folders,
+            services.bulk_operations,
             services.signed_urls,
             services.delta_bases,
             sends_on=settings.s3_presigned_downloads,

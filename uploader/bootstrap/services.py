@@ -26,6 +26,7 @@ from uploader.service.append import Appends, DeferredLength
 from uploader.service.audit_log import AuditLog, AuditLogReports
 from uploader.service.backup import Backups, Restoring
 from uploader.service.ballast import BallastKeeping
+from uploader.service.bulk import BulkOperations
 from uploader.service.chunk import ConcurrentBodies, Receiving
 from uploader.service.cleanup import Cleanup, Expiry
 from uploader.service.close import Closers
@@ -273,6 +274,7 @@ class Services:
         self.whole = WholeFiles(storing, concurrency)
         self.delta_bases = DeltaBases(files, storage, healing)
         self.folders = Folders(database, pre_create_hook, clock, max_files=settings.max_files)
+        self.bulk_operations = BulkOperations(database, closers, pre_create_hook, clock)
         self.shared = Shared(database, files, self.folders)
         self.sharing = Sharing(
             *(database, pre_create_hook, secret, clock),
@@ -327,6 +329,7 @@ class Services:
         await self.concatenations.filling.close()
         await self.merging.close()
         await self.deleted_files.close()
+        await self.bulk_operations.close()
         await self.work.close()
         for relay in self.relays:
             await relay.close()

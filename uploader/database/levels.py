@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from uploader.database import links, models, queries
 from uploader.database.connection import AsyncConnection
+from uploader.domain.bulk import beyond
 from uploader.domain.names import Folder, Place
 from uploader.domain.upload import File
 
@@ -238,17 +239,13 @@ def _count_shares(dialect: str) -> sa.TextualSelect:
 
 # Whose rows make a folder, and are seen in a folder.
 _SEEN = ("file", "folder")
-_LINKS, _UPLOADS, _PLANS, _HELD = models.link.c, models.upload.c, models.concatenation.c, models.held_file.c
-# The names under which files of a user may come: a user has few open uploads, waiting concatenations and links.
-_COMING = [
-    sa.select(table.c.name).where(
+# The names under which files of a user may come: a user has few open uploads and waiting concatenations.
+COMING = {
+    table.name: sa.select(table.c.id, table.c.name).where(
         table.c.user_id == sa.bindparam("user_id"), table.c.session == "", table.c.open_flag == 1
     )
     for table in (models.upload, models.concatenation)
-]
-_FOLDERS_OF_LINKS = sa.select(_LINKS.id, _LINKS.name, _LINKS.end_reason, _LINKS.files).where(
-    _LINKS.user_id == sa.bindparam("user_id"), _LINKS.file_id.is_(None)
-)
+}
 
 
 async def prefixes_in_use(
@@ -270,24 +267,14 @@ async def prefixes_in_use(
                 unsure[number] for number, name in found if name is not None and name.startswith(unsure[number])
             )
     if unseen and (unsure := [prefix for prefix in prefixes if prefix not in in_use]):
-        coming = await _names_to_come(connection, user_id, unsure)
+        coming = [
+            name for query in COMING.values() for _, name in await connection.execute(query, {"user_id": user_id})
+        ]
         in_use.update(prefix for prefix in unsure if any(name.startswith(prefix) for name in coming))
+        for prefix in unsure:
+            if prefix not in in_use and await links.below(connection, user_id, prefix):
+                in_use.add(prefix)
     return [prefix for prefix in prefixes if prefix in in_use]
-
-
-async def _names_to_come(connection: AsyncConnection, user_id: str, prefixes: Sequence[str]) -> set[str]:
-    """Return the names of open uploads, waiting concatenations and linked folders; and of held files of visitors, which come
-    into the folder that their link has by now."""
-    names: set[str] = set()
-    for query in _COMING:
-        names.update((await connection.execute(query, {"user_id": user_id})).scalars())
-    for link_id, folder, end_reason, files in await connection.execute(_FOLDERS_OF_LINKS, {"user_id": user_id}):
-        if end_reason is None:
-            names.add(folder)
-        if files and any(folder.startswith(prefix) or prefix.startswith(folder) for prefix in prefixes):
-            held = sa.select(_HELD.asked_name).where(*links.of_link(models.held_file, user_id, link_id)).distinct()
-            names.update(f"{folder}{name}" for name in (await connection.execute(held)).scalars())
-    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +374,4 @@ def _first_after(prefix: str, name: str) -> bytes:
 
 
 def _beyond(prefix: str) -> bytes:
-    raw = prefix.encode()
-    # In UTF-8 no byte is the largest one.
-    return raw[:-1] + bytes([raw[-1] + 1]) if raw else b"\xff"
+    return beyond(prefix.encode()) if prefix else b"\xff"

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from uploader.database import models, queries
 from uploader.database.connection import AsyncConnection
+from uploader.domain.bulk import beyond
 from uploader.domain.links import Caller, Link, LinkEnd, LinkKind, Visit, end_of
 from uploader.domain.names import begin_of_numbered
 from uploader.errors import LinkGone
@@ -92,15 +93,19 @@ async def count_sessions(connection: AsyncConnection, link_id: str) -> int:
     return await queries.count(connection, SESSIONS.link_id == link_id)
 
 
-class LinksBelow(Exception):
-    """Links to folders that are about to go, or to move, were made meanwhile."""
+_FOLDER_LINKS_BELOW = (
+    sa.select(LINKS.id, LINKS.name)
+    .where(LINKS.user_id == sa.bindparam("user_id"), LINKS.name >= sa.bindparam("prefix"))
+    .where(LINKS.name < sa.bindparam("beyond", type_=sa.LargeBinary))
+    .where(LINKS.file_id.is_(None), LINKS.end_reason.is_(None))
+    .order_by(LINKS.id)
+)
 
 
-async def expect_none_below(connection: AsyncConnection, user_id: str, prefix: str) -> None:
-    """Raises LinksBelow. The user's row is locked, so no link is made meanwhile."""
-    conditions = (*queries.below(user_id, prefix, models.link), LINKS.file_id.is_(None), LINKS.end_reason.is_(None))
-    if (await connection.execute(sa.select(LINKS.id).where(*conditions).limit(1))).first() is not None:
-        raise LinksBelow(prefix)
+async def below(connection: AsyncConnection, user_id: str, prefix: str) -> list[tuple[str, str]]:
+    """Return the ids and the folders of links to folders below a prefix, which is not empty, by their ids."""
+    asked = {"user_id": user_id, "prefix": prefix, "beyond": beyond(prefix.encode())}
+    return [tuple(row) for row in await connection.execute(_FOLDER_LINKS_BELOW, asked)]
 
 
 def of_link(table: sa.Table, user_id: str, link_id: str) -> list[sa.ColumnElement[bool]]:

@@ -32,7 +32,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.dialects.mysql import DATETIME
+from sqlalchemy.dialects.mysql import DATETIME, MEDIUMBLOB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -360,6 +360,20 @@ folder = _table(
     Index("ix_folder_made", "user_id", "made", "created_at"),
 )
 
+# A move or a deletion of many names that is under way.
+bulk_operation = _table(
+    "bulk_operation",
+    Column("id", Bytewise(32), primary_key=True),
+    Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
+    # Of the call: what it asks for, as JSON, with 5,000 ids and 100 prefixes; and its SHA-256.
+    Column("work", LargeBinary().with_variant(MEDIUMBLOB(), "mysql", "mariadb"), nullable=False),
+    Column("digest", Bytewise(64), nullable=False),
+    # How far it has come.
+    *(_figure(name) for name in ("part", "place", "files")),
+    Column("created_at", UtcDateTime, nullable=False),
+    Index("uq_bulk_operation_call", "user_id", "digest", unique=True),
+)
+
 # By which strangers get a user's files, or give some.
 link = _table(
     "link",
@@ -388,6 +402,7 @@ link = _table(
     Column("wrong_since", UtcDateTime),
     Index("uq_link_slug", "slug_sha256", unique=True),
     Index("ix_link_user", "user_id", "id"),
+    Index("ix_link_name", "user_id", "name"),
     Index("ix_link_file", "file_id"),
     Index("ix_link_expires", "expires_at"),
     Index("ix_link_ended", "ended_at"),

@@ -16,6 +16,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from uploader.database import models
 from uploader.database.connection import AsyncConnection
+from uploader.domain.bulk import beyond
 from uploader.domain.links import Caller
 from uploader.domain.upload import Concatenation, File, TrashReason, Upload, Usage, if_exists_of, kind_of, state_of
 
@@ -391,20 +392,12 @@ async def held_files(
     part: str | None = None,
 ) -> list[File]:
     """Return a user's files that a gate has not let pass so far, newest first, after an id."""
-    query = HELD_FILE.where(_HELD.user_id == user_id)
+    query = HELD_FILE.where(*below(user_id, prefix or "", models.held_file))
     if after is not None:
         query = query.where(_HELD.id < after)
-    if prefix:
-        query = query.where(sa.func.substr(_HELD.name, 1, len(prefix.encode())) == prefix.encode())
     if part:
         query = query.where(sa.func.instr(_HELD.name, part.encode()) > 0)
     return await all_of(connection, File, query.order_by(_HELD.id.desc()).limit(limit))
-
-
-async def are_held(connection: AsyncConnection, user_id: str) -> bool:
-    """Return whether gates hold any file of a user."""
-    query = sa.select(_HELD.id).where(_HELD.user_id == user_id).limit(1)
-    return (await connection.execute(query)).first() is not None
 
 
 async def held_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> list[File]:
@@ -717,38 +710,48 @@ async def count_waiting_concatenations(connection: AsyncConnection, caller: Call
     return await count(connection, *_is(_PLANS, caller), _PLANS.open_flag == 1, ~is_joined)
 
 
+# So many names below a prefix are found by their index and sorted; of more, the newest files are looked at first.
+MOST_SORTED = 2000
+
+
 async def files(
     connection: AsyncConnection, user_id: str, *, limit: int, after: str | None, prefix: str | None, part: str | None
 ) -> list[File]:
     """Newest first, after the id `after`; names that start with `prefix` and contain `part`, byte by byte."""
+    ids = await _few_below(connection, user_id, prefix) if prefix and not part else None
+    if ids is not None:
+        page = sorted((each for each in ids if after is None or each < after), reverse=True)[:limit]
+        return (await files_by_ids(connection, user_id, page))[::-1]
     query = FILE.order_by(_FILES.id.desc())
     if part:
         query = query.where(_FILES.id.in_(_ids_by_part_of_name(user_id, limit, after, prefix, part)))
     else:
-        query = query.with_hint(*_along("ix_file_user", models.file))
-        query = query.where(*_conditions(user_id, _FILES.id, after, prefix)).limit(limit)
+        query = query.with_hint(*_along("ix_file_user", models.file)).where(_FILES.user_id == user_id)
+        if after is not None:
+            query = query.where(_FILES.id < after)
+        if prefix:
+            # substr works on bytes here: the column is binary in every database.
+            query = query.where(sa.func.substr(_FILES.name, 1, len(prefix.encode())) == prefix.encode())
+        query = query.limit(limit)
     return await all_of(connection, File, query)
+
+
+async def _few_below(connection: AsyncConnection, user_id: str, prefix: str) -> list[str] | None:
+    """Return the ids of files whose names start with a prefix; None if those are many."""
+    query = sa.select(_FILES.id).with_hint(*_along("uq_file_name", models.file)).where(*below(user_id, prefix))
+    ids = list((await connection.execute(query.limit(MOST_SORTED + 1))).scalars())
+    return ids if len(ids) <= MOST_SORTED else None
 
 
 def _ids_by_part_of_name(user_id: str, limit: int, after: str | None, prefix: str | None, part: str) -> Any:
     """Scan the index of names alone, which is a fraction of the table: rows are looked at where a name matches."""
     # Not the column itself, or SQLite would rather walk the rows in the order of their ids.
     key = sa.func.substr(_FILES.id, 1, type_=_FILES.id.type)
-    conditions = [*_conditions(user_id, key, after, prefix), sa.func.instr(_FILES.name, part.encode()) > 0]
-    found = sa.select(_FILES.id).with_hint(*_along("uq_file_name", models.file)).where(*conditions)
-    return sa.select(found.order_by(key.desc()).limit(limit).subquery().c.id)
-
-
-def _conditions(
-    user_id: str, key: sa.ColumnElement[str], after: str | None, prefix: str | None
-) -> list[sa.ColumnElement[bool]]:
-    conditions = [_FILES.user_id == user_id]
+    conditions = [*below(user_id, prefix or ""), sa.func.instr(_FILES.name, part.encode()) > 0]
     if after is not None:
         conditions.append(key < after)
-    if prefix:
-        # substr works on bytes here: the column is binary in every database.
-        conditions.append(sa.func.substr(_FILES.name, 1, len(prefix.encode())) == prefix.encode())
-    return conditions
+    found = sa.select(_FILES.id).with_hint(*_along("uq_file_name", models.file)).where(*conditions)
+    return sa.select(found.order_by(key.desc()).limit(limit).subquery().c.id)
 
 
 async def files_below(
@@ -758,6 +761,26 @@ async def files_below(
     query = FILE.where(*below(user_id, prefix)).order_by(_FILES.id).limit(limit)
     if after is not None:
         query = query.where(_FILES.id > after.id)
+    return await all_of(connection, File, query)
+
+
+_FILES_FROM = (
+    _FILES_OF_USER.where(_FILES.name >= sa.bindparam("prefix"))
+    .where(_FILES.name < sa.bindparam("beyond", type_=sa.LargeBinary))
+    .order_by(_FILES.name)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+)
+
+
+async def files_from(connection: AsyncConnection, user_id: str, prefix: str, limit: int) -> list[File]:
+    """Return the first files below a prefix, which is not empty, by their names."""
+    asked = {"user_id": user_id, "prefix": prefix, "beyond": beyond(prefix.encode()), "most": limit}
+    return await all_of(connection, File, _FILES_FROM, **asked)
+
+
+async def held_below(connection: AsyncConnection, user_id: str, prefix: str, limit: int) -> list[File]:
+    """Return files that gates hold, which are to have names below a prefix."""
+    query = HELD_FILE.where(*below(user_id, prefix, models.held_file)).order_by(_HELD.name).limit(limit)
     return await all_of(connection, File, query)
 
 
@@ -775,7 +798,5 @@ def below(user_id: str, prefix: str, table: sa.Table = models.file) -> list[sa.C
     """Return conditions that search by the index of names, so that what lies elsewhere costs nothing."""
     if not prefix:
         return [table.c.user_id == user_id]
-    raw = prefix.encode()
-    # In UTF-8 no byte is the largest one.
-    beyond = sa.literal(raw[:-1] + bytes([raw[-1] + 1]), sa.LargeBinary)
-    return [table.c.user_id == user_id, table.c.name >= prefix, table.c.name < beyond]
+    last = sa.literal(beyond(prefix.encode()), sa.LargeBinary)
+    return [table.c.user_id == user_id, table.c.name >= prefix, table.c.name < last]

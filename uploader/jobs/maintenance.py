@@ -14,6 +14,7 @@ from uploader.runtime.clock import Clock
 from uploader.runtime.observability import level_of
 from uploader.service.audit_log import AuditLog
 from uploader.service.ballast import BallastKeeping
+from uploader.service.bulk import BulkOperations
 from uploader.service.cleanup import Cleanup, LastCleanup
 from uploader.service.close import Closers
 from uploader.service.deleted import DeletedFiles
@@ -184,6 +185,21 @@ class TrashKeeper:
         if purged is not None and purged.entries:
             logger.info("purged from the trash", extra=asdict(purged))
         self._walked_at = self.clock.monotonic()
+
+
+_BULK_SECONDS = 5.0
+
+
+@dataclass(eq=False, repr=False)
+class BulkFinisher:
+    """Finishes moves and deletions of many files whose server died, or whose request ended. Several at once are safe: each
+    range of names is taken under the lock of the operation's row."""
+
+    bulk_operations: BulkOperations
+
+    async def run_once(self) -> float:
+        await self.bulk_operations.resume_left()
+        return _BULK_SECONDS
 
 
 _BALLAST_SECONDS = 5.0

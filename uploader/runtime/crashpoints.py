@@ -41,6 +41,7 @@ _EFFECTS = (
     ("discard", "unlink"),
     ("delete", "commit"),
     ("collect", "unlink"),
+    ("bulk", "begin range"),
     ("undelete", "row place commit"),
     ("tidy", "forget"),
     ("remove", "unlink"),

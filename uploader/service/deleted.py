@@ -7,7 +7,7 @@ the store, once they were read and compared with their SHA-256. The file keeps i
 import asyncio
 import logging
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -17,7 +17,7 @@ from uploader import errors
 from uploader.database import queries, transactions, trash
 from uploader.database.audit_log import note
 from uploader.database.engine import Connection, Database, Duplicate
-from uploader.database.transactions.files import Added
+from uploader.database.transactions.files import Added, Verdict
 from uploader.database.transactions.names import Names
 from uploader.database.transactions.rows import BlobLost
 from uploader.domain.audit_log import Action
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 _SORT = "deleted_at"
 _FILES_AT_ONCE = 200
 _FORGOTTEN_AT_ONCE = 1000
+# Files whose bytes are placed in one transaction: other writers of SQLite wait for it.
+_PLACED_AT_ONCE = 50
 # Contents that are read back at a time for one caller.
 _AT_ONCE = 4
 # Refusals that their callers have not heard yet.
@@ -163,7 +165,12 @@ class DeletedFiles:
             await permission.ask()
         left: list[str] = []
         for some in batches:
-            done = await self._restore_in_place(permission, some)
+            wanted, done = await self._restore_in_place(permission, some)
+            lacking = [file for file in wanted if file.id not in done]
+            known = await self.database.read(queries.known_blobs, [file.sha256 for file in lacking]) if lacking else ()
+            lacking = [file for file in lacking if file.sha256 not in known]
+            for first in range(0, len(lacking), _PLACED_AT_ONCE):
+                done |= await self._bring_back_many(lacking[first : first + _PLACED_AT_ONCE])
             outcomes |= done
             left += [each for each in some if each not in done]
         limit = asyncio.Semaphore(_AT_ONCE)
@@ -216,14 +223,18 @@ class DeletedFiles:
             if len(self._untold) > _MOST_UNTOLD:
                 self._untold.popitem(last=False)
 
-    async def _restore_in_place(self, permission: Permission, ids: list[str]) -> dict[str, Outcome]:
-        """Give those files back of which the store has the contents; return what became of these, and of those that are
-        back already, or unknown."""
+    async def _restore_in_place(
+        self, permission: Permission, ids: list[str]
+    ) -> tuple[list[TrashedFile], dict[str, Outcome]]:
+        """Give those files back of which the store has the contents; return all that are to come back, and what became of
+        these, and of those that are back already, or unknown."""
         user_id = permission.user_id
         found = await self.database.read(trash.by_ids, user_id, ids)
         lacking = [each for each in ids if each not in found]
-        back = await self.database.read(queries.files_by_ids, user_id, lacking)
-        back += await self.database.read(queries.held_by_ids, user_id, lacking)
+        back = list[File]()
+        if lacking:
+            back += await self.database.read(queries.files_by_ids, user_id, lacking)
+            back += await self.database.read(queries.held_by_ids, user_id, lacking)
         outcomes: dict[str, Outcome] = {each: errors.FileNotFound() for each in ids if each not in found}
         outcomes |= {file.id: file for file in back}
         outcomes |= {file.id: errors.FileHeld() for file in found.values() if file.reason == TrashReason.REFUSED}
@@ -236,7 +247,7 @@ class DeletedFiles:
             # Somebody else was faster, or a single name is taken: each is looked at for itself.
             with suppress(Duplicate, BlobLost, errors.NameTaken):
                 outcomes |= await self._try_in_place(wanted, RESTORE.if_exists)
-        return outcomes
+        return wanted, outcomes
 
     async def _try_in_place(self, wanted: Sequence[TrashedFile], if_exists: IfExists) -> dict[str, Outcome]:
         # What was placed later may not be durable yet; and its bytes are those of an upload that has not ended.
@@ -249,9 +260,7 @@ class DeletedFiles:
 
         restore = partial(transactions.trash.restore_files, are_there=are_there)
         verdicts = await self.database.transact(restore, wanted, if_exists, self.clock.now(), alone=True)
-        return {
-            file_id: verdict.file if isinstance(verdict, Added) else verdict for file_id, verdict in verdicts.items()
-        }
+        return {file_id: _outcome_of(verdict) for file_id, verdict in verdicts.items()}
 
     async def _restore(self, permission: Permission, file_id: str, name: str | None, if_exists: IfExists) -> File:
         user_id = permission.user_id
@@ -290,7 +299,7 @@ class DeletedFiles:
             try:
                 good = await self.storage.hash_blob(copy, None, with_md5=False)
                 if good is not None and good.sha256 == trashed.sha256:
-                    return await self._place(trashed, if_exists, copy)
+                    return await self._place_copy(trashed, if_exists, copy)
             except errors.StorageAway:
                 raise
             except errors.StorageFailed as error:
@@ -302,6 +311,18 @@ class DeletedFiles:
         if await self.storage.find_blob(trashed.sha256) is not None:
             raise BlobLost(trashed.sha256)  # it came back at this moment
         raise errors.ContentGone()
+
+    async def _bring_back_many(self, wanted: Sequence[TrashedFile]) -> Mapping[str, Outcome]:
+        """Bring the bytes of small files back from the trash of the store, together; return what became of these files. The
+        others are looked at one by one."""
+        # Somebody else was faster, a single name is taken, or the disk fails: each is looked at for itself.
+        with suppress(Duplicate, BlobLost, Gone, errors.NameTaken, errors.StorageFailed, errors.StorageFull):
+            copies = await self.storage.good_copies([(file.sha256, file.size) for file in wanted])
+            wanted = [file for file in wanted if file.sha256 in copies]
+            if not wanted:
+                return {}
+            return await self._place(wanted, RESTORE.if_exists, partial(self.storage.restore_blobs, [*copies.values()]))
+        return {}
 
     async def _copies(self, trashed: TrashedFile) -> list[Found]:
         """Return what may be the content, as it was before the deletion: in the trash of the store; or in its place, where a
@@ -326,27 +347,41 @@ class DeletedFiles:
 
         await self.database.read(look)
 
-    async def _place(self, trashed: TrashedFile, if_exists: IfExists, copy: Found) -> File:
+    async def _place_copy(self, trashed: TrashedFile, if_exists: IfExists, copy: Found) -> File:
         """Raises Gone, NameTaken, QuotaExceeded, Duplicate, BlobLost."""
+
+        async def place() -> str | None:
+            if copy.in_trash:
+                return await self.storage.restore_blob(copy)
+            if await self.storage.find_blob(copy.name) != copy:
+                raise Gone(copy.name)
+            return None
+
+        outcome = (await self._place([trashed], if_exists, place))[trashed.id]
+        if isinstance(outcome, errors.UploaderError):
+            raise outcome
+        return outcome
+
+    async def _place(
+        self, wanted: Sequence[TrashedFile], if_exists: IfExists, place: Callable[[], Awaitable[str | None]]
+    ) -> dict[str, File | errors.UploaderError]:
+        """Give files back whose bytes are placed by `place`, and return what became of each, by its id. Raises as `place`,
+        Duplicate, BlobLost, and of one file NameTaken."""
         now = self.clock.now()
         with suppress(Duplicate):
-            await self.database.transact(transactions.trash.expect_content, trashed, now)
+            await self.database.transact(transactions.trash.expect_contents, wanted, now)
         crash_point("undelete.after_row")
 
         @self.database.outside
-        async def place() -> str | None:
-            if not copy.in_trash:
-                if await self.storage.find_blob(copy.name) != copy:
-                    raise Gone(copy.name)
-                return None
-            location = await self.storage.restore_blob(copy)
+        async def placed() -> str | None:
+            location = await place()
             crash_point("undelete.after_place")
             return location
 
-        restore = partial(transactions.trash.restore_placed, place_blob=place)
-        added = await uninterrupted(self.database.transact(restore, trashed, if_exists, now, alone=True))
+        restore = partial(transactions.trash.restore_placed, place_blobs=placed)
+        verdicts = await uninterrupted(self.database.transact(restore, wanted, if_exists, now, alone=True))
         crash_point("undelete.after_commit")
-        return added.file
+        return {file_id: _outcome_of(verdict) for file_id, verdict in verdicts.items()}
 
     # For good
 
@@ -379,6 +414,10 @@ class DeletedFiles:
         """Wait for what is under way in this process; reading ends with Stopping once the storage was told to stop."""
         if self._running:
             await asyncio.wait(self._running, timeout=10)
+
+
+def _outcome_of(verdict: Verdict) -> File | errors.UploaderError:
+    return verdict.file if isinstance(verdict, Added) else verdict
 
 
 def _restorable(found: Mapping[str, TrashedFile]) -> list[TrashedFile]:

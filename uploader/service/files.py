@@ -1,7 +1,7 @@
 """The use cases of finished files and their folders: list, rename, move, delete, download; and the caller's accounts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -9,11 +9,10 @@ from typing import TypeVar
 
 from uploader import errors
 from uploader.database import levels, meta, queries, transactions
-from uploader.database.engine import Connection, Database, Duplicate
-from uploader.database.links import LinksBelow
+from uploader.database.engine import Database, Duplicate
 from uploader.domain.audit_log import Action
-from uploader.domain.creations import MOVE, RENAME, Creation
-from uploader.domain.names import Folder, Place, Selection, folder_of, normalise_name, place_of
+from uploader.domain.creations import RENAME
+from uploader.domain.names import Folder, Place, Selection, place_of
 from uploader.domain.upload import File, IfExists, Usage
 from uploader.runtime.clock import Clock
 from uploader.runtime.crashpoints import crash_point
@@ -249,8 +248,7 @@ _PAUSE_SECONDS = 0.05
 
 @dataclass(eq=False, repr=False)
 class Folders:
-    """Names, of one file or of all that are below a prefix. Many files take several transactions, and may be asked for
-    again."""
+    """The names of files and folders, to read; one file is renamed, and an empty folder is made."""
 
     database: Database
     pre_create_hook: PreCreateHook
@@ -282,48 +280,6 @@ class Folders:
 
         return await with_folder(self.pre_create_hook, user_id, name, work)
 
-    async def delete(self, user_id: str, selection: Selection) -> int:
-        """Delete files, and the folders below prefixes; return how many files those were."""
-        deleted = 0
-        delete = partial(transactions.files.delete_files, now=self.clock.now())
-        for prefix in selection.prefixes:
-            await self._end_links(user_id, prefix)
-        for prefix in await self._in_use(user_id, selection):
-            async for files in self._below(user_id, prefix):
-                deleted += await self._without_links(user_id, prefix, partial(delete, files=files, left=prefix))
-            async for names in self._folders_below(user_id, prefix):
-                await self._remove_folders(user_id, names, prefix)
-        async for files in self.selected(user_id, Selection(selection.ids)):
-            deleted += await self.database.transact(delete, files)
-        return deleted + await self._delete_held(user_id, selection.ids)
-
-    async def _end_links(self, user_id: str, prefix: str) -> None:
-        await self.database.transact(transactions.links.end_below, user_id, prefix, self.clock.now())
-
-    async def _without_links(self, user_id: str, prefix: str, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run a transaction that takes away what lies below a prefix, and end the links that were made meanwhile. Raises
-        Unavailable."""
-        for _ in range(_ATTEMPTS):
-            try:
-                return await self.database.transact(work)
-            except LinksBelow:
-                await self._end_links(user_id, prefix)
-        raise errors.Unavailable(_CHANGING)
-
-    async def _remove_folders(self, user_id: str, names: list[str], prefix: str) -> None:
-        remove = partial(transactions.names.remove_folders, user_id=user_id, names=names, prefix=prefix)
-        await self._without_links(user_id, prefix, partial(remove, now=self.clock.now()))
-
-    async def _delete_held(self, user_id: str, file_ids: Sequence[str]) -> int:
-        deleted = 0
-        if not file_ids or not await self.database.read(queries.are_held, user_id):
-            return 0
-        for ids in _batches(file_ids):
-            held = await self.database.read(queries.held_by_ids, user_id, ids)
-            if held:
-                deleted += await self.database.transact(transactions.files.delete_held, held, self.clock.now())
-        return deleted
-
     async def rename(self, user_id: str, file_id: str, name: str, if_exists: IfExists) -> File:
         """Raises FileNotFound, NotAllowed, NameTaken, Unavailable."""
         is_renamed, wanted = False, name
@@ -340,131 +296,15 @@ class Folders:
             await permission.ask()
             name = permission.allowed(wanted)
             # Not, if somebody else renamed it at this moment.
-            is_renamed = (
-                file.name == name or (await self._move([file], {file.id: name}, if_exists, creation=RENAME)).files == 1
-            )
+            is_renamed = file.name == name or await self._rename(file, name, if_exists) == 1
         raise errors.Unavailable(_CHANGING)
 
-    async def move(
-        self,
-        user_id: str,
-        prefix: str,
-        new_prefix: str,
-        if_exists: IfExists = MOVE.if_exists,
-        permission: Permission | None = None,
-    ) -> int:
-        """Give all files and folders below a prefix, which is not empty, another one; returns how many files. Raises
-        InvalidRequest, NotAllowed, Unavailable, NameTaken if not all of the new names could be, and then none is moved;
-        NameTaken, with how many were, if one is taken meanwhile."""
-        if new_prefix.startswith(prefix):
-            raise errors.InvalidRequest.field("prefix", "lies below the one that is to be replaced")
-        permission = permission or Permission(self.pre_create_hook, MOVE, user_id)
-        await self._check_move(permission, prefix, new_prefix, if_exists)
-        await permission.ask()
-        await self.database.transact(transactions.links.move_below, user_id, prefix, new_prefix, self.clock.now())
-        moved, waiting = 0, list[File]()
-        move = partial(self._move, if_exists=if_exists, prefix=prefix)
-        try:
-            async for files in self._below(user_id, prefix):
-                targets = {file.id: _moved(file.name, prefix, new_prefix) for file in files}
-                _note(permission, {targets[file.id]: file for file in files}, prefix, new_prefix)
-                await permission.ask()
-                done = await move(files, targets)
-                moved, waiting = moved + done.files, waiting + done.waiting
-            while waiting:  # for the names of others, which have gone since
-                files, waiting = waiting, []
-                for first in range(0, len(files), _FILES_AT_ONCE):
-                    some = files[first : first + _FILES_AT_ONCE]
-                    done = await move(some, {file.id: _moved(file.name, prefix, new_prefix) for file in some})
-                    moved, waiting = moved + done.files, waiting + done.waiting
-                if len(waiting) == len(files):
-                    raise errors.NameTaken(taken=_moved(waiting[0].name, prefix, new_prefix))
-            async for names in self._folders_below(user_id, prefix):
-                folders = {name: _moved_folder(name, prefix, new_prefix) for name in names}
-                _note(permission, dict.fromkeys(filter(None, folders.values())), prefix, new_prefix)
-                await permission.ask()
-                await self._move_folders(user_id, folders, prefix, if_exists)
-        except (errors.NameTaken, errors.NotAllowed) as error:
-            raise type(error)(error.detail, **error.fields, files=moved) from error
-        return moved
-
-    async def _move_folders(self, user_id: str, targets: dict[str, str], prefix: str, if_exists: IfExists) -> None:
-        # The prefix itself has no name of its own at the top.
-        top = [name for name, target in targets.items() if not target]
-        if top:
-            await self._remove_folders(user_id, top, prefix)
-        targets = {name: target for name, target in targets.items() if target}
-        move = partial(transactions.names.move_folders, user_id=user_id, targets=targets, if_exists=if_exists)
-        await self._without_links(user_id, prefix, partial(move, now=self.clock.now(), prefix=prefix))
-
-    async def _check_move(self, permission: Permission, prefix: str, new_prefix: str, if_exists: IfExists) -> None:
-        """Note the names to ask the pre-create hook about. Raises InvalidRequest, NameTaken, if not all below a prefix can
-        be moved. What lies below it makes room."""
-        user_id = permission.user_id
-        await self.database.read(transactions.links.check_move_below, user_id, prefix, new_prefix)
-        look = partial(_refuse_taken, user_id=user_id, if_exists=if_exists, leaving=prefix)
-        async for files in self._below(user_id, prefix):
-            targets = {_moved(file.name, prefix, new_prefix): file for file in files}
-            await self.database.read(look, targets)
-            _note(permission, targets, prefix, new_prefix)
-        async for names in self._folders_below(user_id, prefix):
-            folders = {target: None for name in names if (target := _moved_folder(name, prefix, new_prefix))}
-            await self.database.read(look, folders)
-            _note(permission, folders, prefix, new_prefix)
-
-    async def move_into(
-        self, user_id: str, selection: Selection, folder: str, if_exists: IfExists = MOVE.if_exists
-    ) -> int:
-        """Put what is selected into a folder, an empty one being the top: each file and each prefix under its last segment;
-        returns how many files have such names now. Raises InvalidRequest, NotAllowed, Unavailable and NameTaken as `move`
-        does."""
-        prefixes = {prefix: folder + prefix.removeprefix(folder_of(prefix)) for prefix in selection.prefixes}
-        for prefix, new_prefix in prefixes.items():
-            if new_prefix != prefix and new_prefix.startswith(prefix):
-                raise errors.InvalidRequest.field("to", "lies below what is to be moved there")
-        alone = Selection(selection.ids)
-        in_use = [prefix for prefix in await self._in_use(user_id, selection) if prefixes[prefix] != prefix]
-        permission = Permission(self.pre_create_hook, MOVE, user_id)
-        for prefix in in_use:
-            await self._check_move(permission, prefix, prefixes[prefix], if_exists)
-        async for files in self.selected(user_id, alone):
-            targets = {target: file for file in files if (target := _name_in(folder, file)) != file.name}
-            await self.database.read(partial(_refuse_taken, user_id=user_id, if_exists=if_exists), targets)
-            for file in files:
-                if (target := _name_in(folder, file)) != file.name:
-                    permission.note(target, file)
-        await permission.ask()
-        moved = 0
-        try:
-            for prefix in in_use:
-                moved += await self.move(user_id, prefix, prefixes[prefix], if_exists, permission)
-            async for files in self.selected(user_id, alone):
-                moving = [file for file in files if _name_in(folder, file) != file.name]
-                targets_by_id = {file.id: _name_in(folder, file) for file in moving}
-                for file in moving:
-                    permission.note(targets_by_id[file.id], file)
-                await permission.ask()
-                moved += (await self._move(moving, targets_by_id, if_exists)).files if moving else 0
-        except (errors.NameTaken, errors.NotAllowed) as error:
-            files = moved + error.fields.get("files", 0)
-            raise type(error)(error.detail, **(error.fields | {"files": files})) from error
-        return moved
-
-    async def _move(
-        self,
-        files: list[File],
-        targets: dict[str, str],
-        if_exists: IfExists,
-        *,
-        prefix: str | None = None,
-        creation: Creation = MOVE,
-    ) -> transactions.files.Moved:
-        """Raises NameTaken, Unavailable."""
-        move = partial(transactions.files.move_files, if_exists=if_exists, now=self.clock.now(), creation=creation)
-        move = partial(move, files=files, targets=targets, prefix=prefix)
+    async def _rename(self, file: File, name: str, if_exists: IfExists) -> int:
+        """Return 0 if the file has another name now. Raises NameTaken, Unavailable."""
+        rename = partial(transactions.files.move_files, if_exists=if_exists, now=self.clock.now(), creation=RENAME)
         for _ in range(_ATTEMPTS):
             try:
-                return await self._without_links(files[0].user_id, prefix or "", move)
+                return await self.database.transact(rename, [file], {file.id: name})
             except Duplicate:
                 await asyncio.sleep(_PAUSE_SECONDS)  # a name was taken at this moment: next time it is there
         raise errors.Unavailable(_CHANGING)
@@ -515,71 +355,9 @@ class Folders:
             yield files
             after = files[-1]
 
-    async def _folders_below(self, user_id: str, prefix: str) -> AsyncIterator[list[str]]:
-        """Yield the names of empty folders in batches."""
-        after = ""
-        while names := await self.database.read(queries.folder_rows_below, user_id, prefix, after, _FILES_AT_ONCE):
-            yield names
-            after = names[-1]
-
 
 def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield what may be ids of files in batches."""
     known = [each for each in ids if ID.fullmatch(each)]
     for first in range(0, len(known), _FILES_AT_ONCE):
         yield known[first : first + _FILES_AT_ONCE]
-
-
-async def _refuse_taken(
-    connection: Connection,
-    targets: Mapping[str, File | None],
-    *,
-    user_id: str,
-    if_exists: IfExists,
-    leaving: str | None = None,
-) -> None:
-    """Raises NameTaken for the first of some names that files, or folders, can't have, unless by what is below the prefix
-    that is `leaving`, or above it."""
-    if if_exists is IfExists.KEEP:
-        return
-    names = transactions.names.Names(connection, user_id)
-    await names.read(targets)
-    for target, file in targets.items():
-        try:
-            if file is None:
-                await names.find_folder(target, if_exists)
-            else:
-                await names.find(target, if_exists, file.sha256)
-        except errors.NameTaken as error:
-            taken = str(error.fields["taken"])
-            if leaving is None or not (taken.startswith(leaving) or leaving.startswith(f"{taken}/")):
-                raise
-
-
-def _note(permission: Permission, targets: Mapping[str, File | None], prefix: str, new_prefix: str) -> None:
-    """Note the names to ask the pre-create hook about where a prefix becomes another one: the folder, if both prefixes are
-    folders, else the files and folders that begin with the prefix."""
-    is_folder = prefix.endswith("/") and new_prefix.endswith("/")
-    for target, file in targets.items():
-        end = len(new_prefix) if is_folder else target.find("/", len(new_prefix)) + 1
-        permission.note(target[:end] or target, None if end else file)
-
-
-def _name_in(folder: str, file: File) -> str:
-    """Raises InvalidRequest."""
-    return _moved(file.name, folder_of(file.name), folder)
-
-
-def _moved(name: str, prefix: str, new_prefix: str) -> str:
-    """Return the new name of a file. Raises InvalidRequest."""
-    try:
-        return normalise_name(new_prefix + name.removeprefix(prefix))
-    except ValueError as error:
-        raise errors.InvalidRequest.field("prefix", f"makes a name that {error}") from error
-
-
-def _moved_folder(name: str, prefix: str, new_prefix: str) -> str:
-    """Return the new name of a folder, with its slash; empty for the top. Raises InvalidRequest."""
-    target = new_prefix + name.removeprefix(prefix)
-    folder = target[: target.rfind("/")]
-    return f"{_moved(folder, '', '')}/" if folder else ""

@@ -9,11 +9,11 @@ import base64
 import hashlib
 import hmac
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from uploader import errors
 from uploader.database import links, queries, transactions
@@ -21,7 +21,7 @@ from uploader.database.engine import Connection, Database
 from uploader.domain.audit_log import Action
 from uploader.domain.creations import Creation
 from uploader.domain.links import Caller, Limits, Link, LinkEnd, LinkKind, Visit, hash_slug, is_slug_of
-from uploader.domain.names import Folder, Place, Selection
+from uploader.domain.names import Folder, Place, Selection, place_of
 from uploader.domain.secret import SEALED, Secret, Use
 from uploader.domain.upload import File, Reason
 from uploader.runtime.clock import Clock
@@ -41,6 +41,9 @@ _SLACK = timedelta(minutes=1)
 # Of a link, who do not come to send: a page that was left open for a day asks anew.
 _DOWNLOAD_SECONDS = 86400.0
 _MAX_SESSIONS = 10_000
+_ATTEMPTS = 10
+_MOVING = "The folder of this link moves at this moment; try again."
+T = TypeVar("T")
 _BELIEVED_SECONDS = 0.5
 
 
@@ -377,7 +380,8 @@ class Shared:
     """The files that the visitor of a link gets, by the names that they see.
 
     A process remembers a link for a moment, and an archive takes long: so the name of the folder is read again after the
-    files below it. A folder that moved has left its name to files that nobody shared.
+    files below it. A folder that moved has left its name to files that nobody shared. While a folder moves, its files are
+    below two names.
     """
 
     database: Database
@@ -387,58 +391,120 @@ class Shared:
     async def get(self, link: Link, file_id: str) -> File:
         """Raises FileNotFound, also for a file that a gate holds: nobody but its owner knows of it. Raises LinkGone,
         Unavailable."""
-        try:
-            file = await self.files.get(link.user_id, file_id)
-        except errors.FileHeld as error:
-            raise errors.FileNotFound() from error
-        await self._expect_name(link)
-        return self._seen(link, file)
+
+        async def ask(folders: list[str]) -> File:
+            try:
+                return _seen(link, folders, await self.files.get(link.user_id, file_id))
+            except errors.FileHeld as error:
+                raise errors.FileNotFound() from error
+
+        return await self._in_folders(link, ask)
 
     async def page(self, link: Link, prefix: str, *, limit: int, after: str | None) -> tuple[list[File], str | None]:
         """Return a page of the files below a prefix in the folder, newest first. Raises InvalidRequest, LinkGone,
         Unavailable."""
-        page, cursor = await self.files.list(link.user_id, limit=limit, after=after, prefix=link.name + prefix)
-        await self._expect_name(link)
-        return [self._seen(link, file) for file in page], cursor
+
+        async def ask(folders: list[str]) -> tuple[list[File], str | None]:
+            found, has_more = list[File](), False
+            for folder in folders:
+                page, cursor = await self.files.list(link.user_id, limit=limit, after=after, prefix=folder + prefix)
+                found, has_more = found + page, has_more or cursor is not None
+            found.sort(key=lambda file: file.id, reverse=True)
+            shown = found[:limit]
+            cursor = shown[-1].id if has_more or len(found) > limit else None
+            return [_seen(link, folders, file) for file in shown], cursor
+
+        return await self._in_folders(link, ask)
 
     async def level(
         self, link: Link, prefix: str, *, limit: int, after: Place | None
     ) -> tuple[list[Folder | File], Place | None]:
         """Return a page of one level of the folder, as `Folders.level`. Raises LinkGone, Unavailable."""
-        above = link.name
-        after = None if after is None else (above + after[0], after[1])
-        page, place = await self.folders.level(link.user_id, above + prefix, limit=limit, after=after)
-        await self._expect_name(link)
-        seen = [
-            self._seen(link, each) if isinstance(each, File) else replace(each, name=each.name[len(above) :])
-            for each in page
-        ]
-        return seen, None if place is None else (place[0][len(above) :], place[1])
+
+        async def ask(folders: list[str]) -> tuple[list[Folder | File], Place | None]:
+            found, has_more = dict[str, Folder | File](), False
+            for folder in folders:
+                begin = None if after is None else (folder + after[0], after[1])
+                page, place = await self.folders.level(link.user_id, folder + prefix, limit=limit, after=begin)
+                has_more = has_more or place is not None
+                for each in page:
+                    seen = _seen(link, folders, each) if isinstance(each, File) else _without(folder, each)
+                    other = found.get(seen.name)
+                    both = isinstance(seen, Folder) and isinstance(other, Folder)
+                    found[seen.name] = _added_up(seen, other) if both else seen
+            names = sorted(found, key=str.encode)
+            shown = [found[name] for name in names[:limit]]
+            return shown, place_of(shown[-1]) if has_more or len(names) > limit else None
+
+        return await self._in_folders(link, ask)
 
     async def read(self, link: Link, selection: Selection) -> AsyncIterator[File]:
-        """Yield selected files, by the names that their owner sees. Raises LinkGone, Unavailable."""
-        async for files in self.folders.selected(link.user_id, selection):
-            await self._expect_name(link)
-            for file in files:
-                yield file
+        """Yield selected files, each once, by the names that their owner sees when the folder has moved. Raises LinkGone,
+        Unavailable."""
+        read, folders = set[str](), await self._folders_of(link)
+        for folder in folders:
+            prefixes = tuple(folder + prefix.removeprefix(link.name) for prefix in selection.prefixes)
+            selected = selection if folder == link.name else replace(selection, ids=(), prefixes=prefixes)
+            async for files in self.folders.selected(link.user_id, selected):
+                if folder not in await self._folders_of(link):
+                    break  # these names were given up meanwhile: what has them now was never shared
+                for file in files:
+                    if file.id not in read:
+                        yield file if folder == link.name else replace(file, name=link.name + file.name[len(folder) :])
+                if len(folders) > 1:
+                    read.update(file.id for file in files)
 
-    async def _expect_name(self, link: Link) -> None:
-        """Raises LinkGone; Unavailable where the folder of the link has another name by now."""
+    async def _in_folders(self, link: Link, ask: Callable[[list[str]], Awaitable[T]]) -> T:
+        """Ask for what is in the folder; while the folder moves, under both names. Raises LinkGone, Unavailable."""
+        folders = [link.name]
+        for _ in range(_ATTEMPTS):
+            found: T | errors.FileNotFound
+            try:
+                found = await ask(folders)
+            except errors.FileNotFound as error:
+                found = error
+            before, folders = folders, await self._folders_of(link)
+            if folders == before:
+                if isinstance(found, errors.FileNotFound):
+                    raise found
+                return found
+        raise errors.Unavailable(_MOVING)
+
+    async def _folders_of(self, link: Link) -> list[str]:
+        """Return the names of the folder: the former one, too, while the folder moves. Raises LinkGone; Unavailable where
+        the folder has another name by now."""
         if link.folder is None:
-            return
-        found = await self.database.read(links.by_id, link.id, brief=True)
+            return [link.name]
+        found, former = await self.database.read(_link_and_former, link, brief=True)
         if found is None or found.ended is not None:
             raise links.gone(None if found is None else found.ended)
         if found.name != link.name:
-            raise errors.Unavailable("The folder of this link moves at this moment; try again.")
+            raise errors.Unavailable(_MOVING)
+        return [link.name] if former is None else [former, link.name]
 
-    @staticmethod
-    def _seen(link: Link, file: File) -> File:
-        """Return a file by the name that a visitor sees. Raises FileNotFound for one that is not given by this link."""
-        if link.file_id is not None:
-            if file.id != link.file_id:
-                raise errors.FileNotFound()
-            return replace(file, name=file.name.rpartition("/")[2])
-        if not file.name.startswith(link.name):
+
+async def _link_and_former(connection: Connection, link: Link) -> tuple[Link | None, str | None]:
+    former = await transactions.bulk.former_folder(connection, link.user_id, link.name)
+    return await links.by_id(connection, link.id), former
+
+
+def _seen(link: Link, folders: Sequence[str], file: File) -> File:
+    """Return a file by the name that a visitor sees. Raises FileNotFound for one that is not given by this link."""
+    if link.file_id is not None:
+        if file.id != link.file_id:
             raise errors.FileNotFound()
-        return replace(file, name=file.name[len(link.name) :])
+        return replace(file, name=file.name.rpartition("/")[2])
+    for folder in folders:
+        if file.name.startswith(folder):
+            return replace(file, name=file.name[len(folder) :])
+    raise errors.FileNotFound()
+
+
+def _without(above: str, folder: Folder) -> Folder:
+    return replace(folder, name=folder.name[len(above) :])
+
+
+def _added_up(one: Folder | File, two: Folder | File | None) -> Folder:
+    assert isinstance(one, Folder)
+    assert isinstance(two, Folder)
+    return replace(one, files=one.files + two.files, bytes=one.bytes + two.bytes, at_least=one.at_least or two.at_least)

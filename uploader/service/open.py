@@ -213,7 +213,8 @@ class Openings:
         upload = await queries.upload_by_idempotency_key(connection, opening.caller, key)
         if upload is None:
             return None
-        may_be_renamed = self.pre_create_hook.is_on
+        # The hook may have given the upload another name; and with its folder the upload may have moved.
+        may_be_renamed = self.pre_create_hook.is_on or _last_segment(upload.name) == _last_segment(opening.name)
         if upload.size != opening.size or (upload.name != opening.name and not may_be_renamed):
             raise errors.InvalidRequest.field("Idempotency-Key", "was used with another name or size")
         return upload
@@ -369,6 +370,10 @@ class Openings:
         if told.needs_md5 and not upload.needs_md5:
             self.storage.follow(told)
         return told
+
+
+def _last_segment(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _completed(opening: Opening, existing: Upload | None) -> Opening:

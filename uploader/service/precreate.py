@@ -177,6 +177,11 @@ class Permission:
         if len(self._noted) > MOST_NAMES:
             raise InvalidRequest.field("prefix", f"begins more than {MOST_NAMES} names: move a folder, or fewer files")
 
+    @property
+    def is_to_ask(self) -> bool:
+        """Return whether names were noted that the hook was not asked about."""
+        return bool(self._noted)
+
     async def ask(self) -> None:
         """Ask about all names that were noted, at once. Raises NotAllowed, Unavailable."""
         if not self._noted:

@@ -561,6 +561,17 @@ class BlobBytes(ABC):
         found = [each async for batch in self.list_trash(name) for each in batch]
         return sorted(found, key=lambda each: each.changed_at, reverse=True)
 
+    async def good_copies(self, contents: Sequence[tuple[str, int]]) -> dict[str, Found]:
+        """Find copies in the trash of contents, by SHA-256 and size, whose bytes are whole as they are read now: of those
+        contents that a store reads together in a moment."""
+        return {}
+
+    async def restore_blobs(self, found: Sequence[Found]) -> str | None:
+        """Make the `good_copies` of contents the blobs again, as `restore_blob`, in a store without locations."""
+        for each in found:
+            await self.restore_blob(each)
+        return None
+
     @abstractmethod
     async def restore_blob(self, found: Found) -> str | None:
         """Make bytes from the trash the blob again, durably. Other bytes in its place go to the trash. In a store with

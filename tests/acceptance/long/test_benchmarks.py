@@ -15,6 +15,7 @@ from benchmarks import (
     events,
     fairness,
     floods,
+    folders,
     housekeeping,
     interpreter,
     lanes,
@@ -81,6 +82,10 @@ async def test_the_benchmarks_of_what_requests_cost(tmp_path: Path) -> None:
     assert "`/livez`" in await asyncio.to_thread(floods.measure, 0.2, 1)
     assert "uploads" in await asyncio.to_thread(floods.measure_rows, 2, 1)
     make_a_table(await listing.measure(tmp_path, (150,), 1))
+
+
+async def test_the_benchmark_of_folders() -> None:
+    make_a_table(await asyncio.to_thread(folders.measure, folders.Size(600, 300, 50, 0.5, collects=False), ["SQLite"]))
 
 
 @pytest.mark.parametrize("name", RECEIVING)

@@ -4,6 +4,6 @@ Rows are locked in one order everywhere: upload, blob, file, link, user. Each fu
 may be run again from its start; what it raises rolls everything back.
 """
 
-from uploader.database.transactions import files, gates, links, names, rows, trash, uploads, users
+from uploader.database.transactions import bulk, files, gates, links, names, rows, trash, uploads, users
 
-__all__ = ["files", "gates", "links", "names", "rows", "trash", "uploads", "users"]
+__all__ = ["bulk", "files", "gates", "links", "names", "rows", "trash", "uploads", "users"]

@@ -522,16 +522,14 @@ async def delete_files(
 ) -> int:
     """Delete files of one user that were read before; return how many were still there. Their blobs stay, perhaps
     without refs. `reason`: if not that the user wanted it. `left`: the prefix that all of them go with; without it, the
-    folders stay in which they were. Raises LinksBelow."""
+    folders stay in which they were."""
     if not files:
         return 0
     user_id = files[0].user_id
-    await queries.known_blobs(connection, sorted({file.sha256 for file in files}), lock=True)
+    await rows.lock_blobs(connection, {file.sha256 for file in files})
     await links.lock_of(connection, files)
     usage = await rows.lock_user(connection, user_id)
-    if left is not None:
-        await link_rows.expect_none_below(connection, user_id, left)
-    gone = [file for file in files if await _is_deleted(connection, file)]
+    gone = await rows.delete_named(connection, files)
     if gone:
         kept = await leave(connection, user_id, [file.name for file in gone] if left is None else [left], now)
         kept += await _let_go(connection, gone, reason)
@@ -554,7 +552,7 @@ async def delete_held(
     if not files:
         return 0
     user_id = files[0].user_id
-    await queries.known_blobs(connection, sorted({file.sha256 for file in files}), lock=True)
+    await rows.lock_blobs(connection, {file.sha256 for file in files})
     gone = [file for file in files if await rows.take_held(connection, file.id, now)]
     await links.lock_of(connection, gone)
     usage = await rows.lock_user(connection, user_id)
@@ -572,10 +570,10 @@ async def let_pass(
     replaced; `locked`: the contents whose rows are. Raises NamesChanged, BlobLost."""
     await rows.take_held(connection, held.id, now)
     usage, names = await rows.lock_user(connection, held.user_id), Names(connection, held.user_id)
-    link = await link_rows.by_id(connection, held.caller.link_id) if held.caller.link_id else None
-    folder = "" if link is None else link.name
-    wanted = held.name if link is None else _name_below(link, held.asked_name or held.id, held.id)
-    found = await _place_of(names, wanted, if_exists) or await names.find(folder + held.id, IfExists.KEEP)
+    # Of a visitor's the folder of the link: the name follows that folder.
+    folder = held.name.removesuffix(held.asked_name) if held.asked_name else ""
+    folder = folder if folder.endswith("/") else ""
+    found = await _place_of(names, held.name, if_exists) or await names.find(folder + held.id, IfExists.KEEP)
     file = replace(held, name=found.name, held=False, md5=await queries.md5_of(connection, held.sha256) or held.md5)
     changes = Changes(names, if_exists, usage, Room(), PASS)
     changes.made.append(file)
@@ -607,11 +605,6 @@ def _name_below(link: Link, name: str, file_id: str) -> str:
     return full if len(full.encode()) <= MAX_NAME_BYTES else link.name + file_id
 
 
-async def _is_deleted(connection: AsyncConnection, file: File) -> bool:
-    """Delete a file, unless it went, or was renamed, meanwhile."""
-    return await rows.changed(connection, rows.DELETE_NAMED_FILE, removed=file.id, of_name=file.name) == 1
-
-
 async def _delete(connection: AsyncConnection, files: Sequence[File]) -> None:
     """Delete files that were read under the lock of their user's row."""
     if files:
@@ -627,23 +620,9 @@ async def _let_go(
 ) -> int:
     """Drop the refs of files that their owner has no more, with others that are too many; give the room of the files back to
     the links by which they came; put them into the trash, and return how many are there now."""
-    await _drop_refs(connection, Counter(file.sha256 for file in gone) + Counter(dropped))
+    await rows.drop_refs(connection, Counter(file.sha256 for file in gone) + Counter(dropped))
     await links.count(connection, gone=gone)
     return await throw_away(connection, gone, reason, detail)
-
-
-async def _drop_refs(connection: AsyncConnection, fewer: Mapping[str, int]) -> None:
-    if fewer:
-        values = [{"dropped": sha256, "fewer": refs} for sha256, refs in sorted(fewer.items())]
-        await connection.execute(rows.DROP_REFS, values)
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """Returned by a move: how many files have their new names, and those for which others have to go first."""
-
-    files: int
-    waiting: list[File]
 
 
 async def move_files(
@@ -655,11 +634,13 @@ async def move_files(
     creation: Creation,
     *,
     prefix: str | None = None,
-) -> Moved:
+) -> int:
     """Rename files of one user that were read before, by their ids; those that went, or were renamed, meanwhile are passed
-    over. `prefix`: all below it moves, and its folders with it. A name that is taken by something below it may become
-    free. Where the operation merges, one that has the name of another one of the same content becomes that, unless both
-    are to be kept. Raises NameTaken, NamesChanged, LinksBelow."""
+    over. Return how many files were renamed. `prefix`: all below it moves, and its folders with it. Where the operation
+    merges, one that has the name of another one of the same content becomes that, unless both are to be kept. Raises
+    NameTaken, NamesChanged."""
+    if not files:
+        return 0
     user_id = files[0].user_id
     wanted = Counter(targets[file.id] for file in files)
     standing = await queries.files_of_names(connection, user_id, sorted(wanted))
@@ -670,8 +651,6 @@ async def move_files(
         await queries.known_blobs(connection, sorted(locked), lock=True)
         locked |= await links.lock_of(connection, standing + (list(files) if creation.merges else []))
     usage = await rows.lock_user(connection, user_id)
-    if prefix is not None:
-        await link_rows.expect_none_below(connection, user_id, prefix)
     there = {file.id: file for file in await queries.files_by_ids(connection, user_id, [file.id for file in files])}
     moving = [file for file in files if file.id in there and there[file.id].name == file.name]
     await rows.give_up_names(connection, user_id, [file.id for file in moving])
@@ -679,17 +658,10 @@ async def move_files(
     names = Names(connection, user_id)
     await names.read(name for file in moving for name in (file.name, targets[file.id]))
     found: dict[str, Found] = {}
-    waiting, removed = list[File](), list[File]()
+    removed = list[File]()
     for file in moving:
-        try:
-            sha256 = file.sha256 if creation.merges and if_exists is not IfExists.KEEP else None
-            place = await names.find(targets[file.id], if_exists, sha256)
-        except NameTaken as error:
-            is_own = prefix is not None and str(error.fields["taken"]).startswith(prefix.rstrip("/"))
-            if not is_own or not names.is_free(file.name):
-                raise
-            place = Found(file.name)
-            waiting.append(file)
+        sha256 = file.sha256 if creation.merges and if_exists is not IfExists.KEEP else None
+        place = await names.find(targets[file.id], if_exists, sha256)
         if place.same is not None:
             removed.append(file)
             continue
@@ -705,6 +677,6 @@ async def move_files(
     more -= await excess(connection, user_id, usage.files, more)
     await rows.add_finished(connection, user_id, -sum(file.size for file in removed), more)
     await tell_all(connection, events.file_deleted, removed, events.REPLACED)
-    moved = [file for file in moving if file.id in found and file not in waiting]
-    await _tell_named(connection, creation, [replace(file, name=found[file.id].name) for file in moved])
-    return Moved(len(moving) - len(waiting), waiting)
+    moved = [replace(file, name=found[file.id].name) for file in moving if file.id in found]
+    await _tell_named(connection, creation, moved)
+    return len(moving)

@@ -131,9 +131,25 @@ async def end_of_files(connection: AsyncConnection, file_ids: Collection[str], n
 
 async def end_below(connection: AsyncConnection, user_id: str, prefix: str, now: datetime) -> None:
     """End links to the folders below a prefix."""
-    found = [link.id for link in await _to_folders_below(connection, user_id, prefix)]
-    if found:
-        await _end(connection, [LINKS.id.in_(found)], LinkEnd.DELETED, now)
+    await end_all(connection, [link.id for link in await _to_folders_below(connection, user_id, prefix)], now)
+
+
+async def end_all(connection: AsyncConnection, link_ids: Collection[str], now: datetime) -> None:
+    """End links whose folders go."""
+    if link_ids:
+        await _end(connection, [LINKS.id.in_(link_ids)], LinkEnd.DELETED, now)
+
+
+class LinksBelow(Exception):
+    """Links were made meanwhile to folders that are not there any more; the arguments are their ids."""
+
+
+async def expect_folders_below(connection: AsyncConnection, user_id: str, prefix: str) -> None:
+    """Raises LinksBelow. The user's row is locked, so no link is made meanwhile."""
+    if found := await links.below(connection, user_id, prefix):
+        there = await levels.prefixes_in_use(connection, user_id, sorted({name for _, name in found}))
+        if outlived := [link_id for link_id, name in found if name not in there]:
+            raise LinksBelow(*outlived)
 
 
 async def move_below(connection: AsyncConnection, user_id: str, prefix: str, new_prefix: str, now: datetime) -> None:
@@ -157,7 +173,8 @@ async def move_below(connection: AsyncConnection, user_id: str, prefix: str, new
 
 async def check_move_below(connection: AsyncConnection, user_id: str, prefix: str, new_prefix: str) -> None:
     """Raises InvalidRequest as `move_below` would, which decides."""
-    if moving := await _below(connection, user_id, prefix):
+    found = [await links.by_id(connection, link_id) for link_id, _ in await links.below(connection, user_id, prefix)]
+    if moving := [link for link in found if link is not None]:
         await _new_names(connection, user_id, moving, prefix, new_prefix)
 
 
@@ -174,13 +191,9 @@ async def _new_names(
     return names
 
 
-async def _below(connection: AsyncConnection, user_id: str, prefix: str) -> list[Link]:
-    return [link for link in await links.of_user(connection, user_id) if (link.folder or "").startswith(prefix)]
-
-
 async def _to_folders_below(connection: AsyncConnection, user_id: str, prefix: str) -> list[Link]:
-    """Lock them, by their ids: those of a user are few."""
-    found = sorted(link.id for link in await _below(connection, user_id, prefix) if link.folder)
+    """Lock them, by their ids."""
+    found = [link_id for link_id, _ in await links.below(connection, user_id, prefix)]
     locked = [await links.locked(connection, link_id) for link_id in found]
     return [link for link in locked if link is not None and link.ended is None and link.name.startswith(prefix)]
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import sqlalchemy as sa
 
-from uploader.database import levels, links, models, queries
+from uploader.database import levels, models, queries
 from uploader.database.connection import AsyncConnection
 from uploader.database.transactions import rows
 from uploader.database.trash import excess
@@ -172,9 +172,12 @@ def _checked(name: str, wanted: str) -> str:
 
 async def fill(connection: AsyncConnection, names: Names, user_id: str) -> int:
     """Forget the rows of folders in which something lies now; returns how many those are."""
-    if not names.filled:
-        return 0
-    return await rows.changed(connection, _of_names(user_id, sorted(names.filled)))
+    return await forget_folders(connection, user_id, sorted(names.filled))
+
+
+async def forget_folders(connection: AsyncConnection, user_id: str, names: Sequence[str]) -> int:
+    """Remove the rows of empty folders; return how many those were."""
+    return await rows.changed(connection, _of_names(user_id, names)) if names else 0
 
 
 def deepest(folders: Iterable[str]) -> list[str]:
@@ -229,11 +232,9 @@ async def make_folder(
 async def remove_folders(
     connection: AsyncConnection, user_id: str, names: Sequence[str], prefix: str, now: datetime
 ) -> int:
-    """Remove empty folders, and let that stay which all below a prefix has left; return how many those were. Raises
-    LinksBelow."""
+    """Remove empty folders, and let that stay which all below a prefix has left; return how many those were."""
     await rows.lock_user(connection, user_id)
-    await links.expect_none_below(connection, user_id, prefix)
-    gone = await rows.changed(connection, _of_names(user_id, names))
+    gone = await forget_folders(connection, user_id, names)
     kept = await leave(connection, user_id, [prefix], now)
     await rows.add_finished(connection, user_id, 0, kept - gone)
     return gone
@@ -245,16 +246,15 @@ async def move_folders(
     targets: Mapping[str, str],
     if_exists: IfExists,
     now: datetime,
-    *,
     prefix: str,
 ) -> None:
-    """Rename empty folders, by their names, all of which lie below a prefix. Raises NameTaken, LinksBelow."""
+    """Rename empty folders, by their names, all of which lie below a prefix; one without a new name goes. Raises
+    NameTaken."""
     usage = await rows.lock_user(connection, user_id)
-    await links.expect_none_below(connection, user_id, prefix)
     there = await queries.folder_rows(connection, user_id, sorted(targets))
-    await connection.execute(_of_names(user_id, there))
+    await forget_folders(connection, user_id, there)
     kept = await leave(connection, user_id, [prefix], now)
-    wanted = [targets[name] for name in there]
+    wanted = [targets[name] for name in there if targets[name]]
     await put_folders(connection, usage, wanted, now, if_exists=if_exists, more=kept - len(there))
 
 

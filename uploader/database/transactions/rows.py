@@ -84,6 +84,20 @@ END_TASKS = _OF_EVENT.where(delivery.c.state == WAITING).values(
 )
 FORGET_FAILURES = _OF_EVENT.where(delivery.c.state == DEAD).values(on_failure=None)
 DELETE_FILE = sa.delete(file).where(file.c.id == sa.bindparam("removed"))
+# Of many, whose names were read under the lock of their user's row.
+_DELETE_FILES = {
+    "mysql": """DELETE file FROM {batch} STRAIGHT_JOIN file ON file.id = CAST(item.id AS BINARY)""",
+    "sqlite": "DELETE FROM file WHERE id IN (SELECT CAST(value ->> 0 AS BLOB) FROM json_each(:batch))",
+}
+_NAMES_OF_FILES = {
+    "mysql": """SELECT file.id, file.name FROM {batch} STRAIGHT_JOIN file ON file.id = CAST(item.id AS BINARY)""",
+    "sqlite": """SELECT file.id, file.name FROM json_each(:batch) AS item
+CROSS JOIN file ON file.id = CAST(item.value ->> 0 AS BLOB)""",
+}
+_LOCK_BLOBS_MYSQL = """SELECT `blob`.sha256 FROM {batch} STRAIGHT_JOIN `blob` ON `blob`.sha256 = CAST(item.id AS BINARY)
+FOR UPDATE"""
+_DROP_REFS_MYSQL = """UPDATE {batch} STRAIGHT_JOIN `blob` ON `blob`.sha256 = CAST(item.id AS BINARY)
+SET `blob`.refs = `blob`.refs - item.fewer"""
 # Of one that goes for its name: who renames it asks nobody, and then it is not the one that was meant.
 DELETE_NAMED_FILE = DELETE_FILE.where(file.c.name == sa.bindparam("of_name"))
 
@@ -209,6 +223,49 @@ _ADD_UNFINISHED = {
     "mysql": _of_batch(_ADD_UNFINISHED_MYSQL, id=255, more=None),
     "sqlite": sa.text(_ADD_UNFINISHED_SQLITE),
 }
+
+
+def _of_files(statements: Mapping[str, str], *columns: sa.Column[Any]) -> dict[str, Any]:
+    texts = {"sqlite": sa.text(statements["sqlite"]), "mysql": _of_batch(statements["mysql"], id=32)}
+    return {dialect: text.columns(*columns) for dialect, text in texts.items()} if columns else dict(texts)
+
+
+_DELETE_BATCH = _of_files(_DELETE_FILES)
+_NAMES_OF_BATCH = _of_files(_NAMES_OF_FILES, file.c.id, file.c.name)
+# MySQL wants to be told that no row of the text is to be locked, MariaDB can't be.
+_LOCK_BLOBS_OF = _of_batch(f"{_LOCK_BLOBS_MYSQL} OF `blob`", id=64)
+_LOCK_BLOBS, _DROP_REFS = _of_batch(_LOCK_BLOBS_MYSQL, id=64), _of_batch(_DROP_REFS_MYSQL, id=64, fewer=None)
+
+
+async def lock_blobs(connection: AsyncConnection, sha256s: Collection[str]) -> None:
+    """Lock the rows of contents, in the order of their SHA-256, for a change of their refs. SQLite has one writer."""
+    if connection.dialect.name == "sqlite" or not sha256s:
+        return
+    dialect: Any = connection.dialect
+    statement = _LOCK_BLOBS if dialect.is_mariadb else _LOCK_BLOBS_OF
+    await connection.execute(statement, {"batch": json.dumps([[sha256] for sha256 in sorted(sha256s)])})
+
+
+async def delete_named(connection: AsyncConnection, files: Sequence[File]) -> list[File]:
+    """Delete files of one user, whose row is locked; return them without those that went, or were renamed, meanwhile."""
+    dialect = connection.dialect.name
+    if len(files) == 1:
+        (only,) = files
+        return [*files] if await changed(connection, DELETE_NAMED_FILE, removed=only.id, of_name=only.name) else []
+    batch = json.dumps([[file.id] for file in files])
+    there = dict(tuple(row) for row in await connection.execute(_NAMES_OF_BATCH[dialect], {"batch": batch}))
+    gone = [file for file in files if there.get(file.id) == file.name]
+    await connection.execute(_DELETE_BATCH[dialect], {"batch": json.dumps([[file.id] for file in gone])})
+    return gone
+
+
+async def drop_refs(connection: AsyncConnection, fewer: Mapping[str, int]) -> None:
+    """Drop refs of contents, by SHA-256; their rows are locked."""
+    if len(fewer) > 1 and connection.dialect.name != "sqlite":
+        await connection.execute(_DROP_REFS, {"batch": json.dumps(sorted(fewer.items()))})
+    elif fewer:
+        values = [{"dropped": sha256, "fewer": refs} for sha256, refs in sorted(fewer.items())]
+        await connection.execute(DROP_REFS, values)
 
 
 async def lock_batch(

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from uploader.database import models, queries
 from uploader.database.connection import AsyncConnection
 from uploader.database.transactions import links, rows
-from uploader.database.transactions.files import Added, PlaceBlob, Room, Verdict, add_files, lock_contents, relocate
+from uploader.database.transactions.files import PlaceBlob, Room, Verdict, add_files, lock_contents, relocate
 from uploader.database.trash import forget_oldest, take_out
 from uploader.domain.creations import RESTORE
 from uploader.domain.upload import File, IfExists, TrashedFile
@@ -21,6 +21,7 @@ _WITH_REFS = (
     .order_by(_BLOBS.sha256)
     .with_for_update()
 )
+_INSERT_BLOB = sa.insert(models.blob)
 # Says, while their rows are locked, which contents without refs are still in their places, as they were.
 AreThere = Callable[[Sequence[str]], Awaitable[set[str]]]
 
@@ -58,17 +59,20 @@ async def restore_files(
 
 
 async def restore_placed(
-    connection: AsyncConnection, trashed: TrashedFile, if_exists: IfExists, now: datetime, place_blob: PlaceBlob
-) -> Added:
-    """Give a user a file back whose bytes are placed by this. Raises NameTaken, QuotaExceeded, NamesChanged, BlobLost."""
-    file = file_of(trashed)
-    locked = await lock_contents(connection, [file], if_exists, now)
-    if (location := await place_blob()) is not None:
-        await relocate(connection, {file.sha256: location}, now)
-    (verdict,) = await _restore(connection, [trashed], if_exists, locked, now)
-    if isinstance(verdict, Added):
-        return verdict
-    raise verdict
+    connection: AsyncConnection,
+    trashed: Sequence[TrashedFile],
+    if_exists: IfExists,
+    now: datetime,
+    place_blobs: PlaceBlob,
+) -> dict[str, Verdict]:
+    """Give a user files back whose bytes are placed by this; return what became of each, by its id. Where the store has
+    locations there is one file. Raises NamesChanged, BlobLost, and of one file NameTaken."""
+    files = [file_of(file) for file in trashed]
+    locked = await lock_contents(connection, files, if_exists, now)
+    if (location := await place_blobs()) is not None:
+        await relocate(connection, {files[0].sha256: location}, now)
+    verdicts = await _restore(connection, trashed, if_exists, locked, now)
+    return {file.id: verdict for file, verdict in zip(files, verdicts, strict=True)}
 
 
 async def _restore(
@@ -91,11 +95,17 @@ def file_of(trashed: TrashedFile) -> File:
     return File(**{name: getattr(trashed, name) for name in queries.FILE_COLUMNS})
 
 
-async def expect_content(connection: AsyncConnection, trashed: TrashedFile, now: datetime) -> None:
-    """Have a row of a content without refs, unless there is one: what a crash leaves of its bytes, the collector finds."""
-    if await queries.blob_by_sha256(connection, trashed.sha256) is None:
-        values = {"sha256": trashed.sha256, "md5": trashed.md5, "size": trashed.size, "refs": 0, "created_at": now}
-        await connection.execute(sa.insert(models.blob).values(**values))
+async def expect_contents(connection: AsyncConnection, trashed: Sequence[TrashedFile], now: datetime) -> None:
+    """Have a row of each content without refs, unless there is one: the collector finds what a crash leaves of its bytes."""
+    by_content = {file.sha256: file for file in trashed}
+    known = await queries.known_blobs(connection, sorted(by_content))
+    rows = [
+        {"sha256": sha256, "md5": file.md5, "size": file.size, "refs": 0, "created_at": now}
+        for sha256, file in sorted(by_content.items())
+        if sha256 not in known
+    ]
+    if rows:
+        await connection.execute(_INSERT_BLOB, rows)
 
 
 async def forget_files(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> int:

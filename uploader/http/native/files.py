@@ -33,6 +33,7 @@ from uploader.http.shared.operation import (
 )
 from uploader.http.shared.responses import Json
 from uploader.runtime.tasks import in_thread
+from uploader.service.bulk import BulkOperations
 from uploader.service.delta import DeltaBases
 from uploader.service.files import Files, Folders
 from uploader.service.signed_urls import SignedUrls, file_subject, selection_subject
@@ -54,6 +55,11 @@ _STATE = Parameter(
     "state", "Those that are held, until gates have let them pass.", {"type": "string", "enum": ["held"]}
 )
 _SOME = Parameter("prefix", "Files whose names start with this.", {"type": "string", "minLength": 1}, required=True)
+_OPEN = Parameter(
+    "open",
+    "`cancel`: open uploads below the prefix are cancelled, and held files deleted. Else these files arrive later.",
+    {"type": "string", "enum": ["cancel"]},
+)
 FORMAT = Parameter("format", "What is made of it.", {"type": "string", "enum": ["zip", "tar"], "default": "zip"})
 
 _files = partial(Operation, tag="files")
@@ -67,6 +73,7 @@ def link_parameters(maker: str) -> tuple[Parameter, ...]:
 class FileHandlers:
     files: Files
     folders: Folders
+    bulk_operations: BulkOperations
     signed_urls: SignedUrls
     delta_bases: DeltaBases
     sends_on: bool = False
@@ -223,7 +230,7 @@ class FileHandlers:
     )
     async def delete_selection(self, call: Call) -> Response:
         selection = _of_some(await call.json(SelectionSchema))
-        return Json(schemas.Changed(await self.folders.delete(call.user_id, selection)))
+        return Json(schemas.Changed(await self.bulk_operations.delete(call.user_id, selection)))
 
     @_files(
         "POST /me/files/move",
@@ -235,12 +242,19 @@ class FileHandlers:
     async def move_selection(self, call: Call) -> Response:
         told = await call.json(MoveInto)
         to = unicodedata.normalize("NFC", told.to)
-        return Json(schemas.Changed(await self.folders.move_into(call.user_id, _of_some(told), to, _if_exists(told))))
+        moved = await self.bulk_operations.move_into(call.user_id, _of_some(told), to, _if_exists(told))
+        return Json(schemas.Changed(moved))
 
-    @_files("DELETE /me/files", "Delete what is below a prefix", responses={200: schemas.Changed}, parameters=(_SOME,))
+    @_files(
+        "DELETE /me/files",
+        "Delete what is below a prefix",
+        responses={200: schemas.Changed},
+        parameters=(_SOME, _OPEN),
+    )
     async def delete_files(self, call: Call) -> Response:
         selection = Selection((), (_prefix_of_some(call),))
-        return Json(schemas.Changed(await self.folders.delete(call.user_id, selection)))
+        cancels = call.query_word("open", "", ("", "cancel")) == "cancel"
+        return Json(schemas.Changed(await self.bulk_operations.delete(call.user_id, selection, cancels=cancels)))
 
     @_files(
         "PATCH /me/files",
@@ -254,7 +268,8 @@ class FileHandlers:
         prefix = _prefix_of_some(call)
         body = await call.json(schemas.Move)
         new_prefix = unicodedata.normalize("NFC", body.prefix)
-        return Json(schemas.Changed(await self.folders.move(call.user_id, prefix, new_prefix, _if_exists(body))))
+        moved = await self.bulk_operations.move(call.user_id, prefix, new_prefix, _if_exists(body))
+        return Json(schemas.Changed(moved))
 
     @_files(
         "GET /me/folders",

@@ -162,7 +162,7 @@ class LocalBlobs(Store):
 
     def pieces(self, found: Found, *, cold: bool = False) -> Generator[memoryview]:
         descriptor = self._descriptor_of(found.place)
-        buffer, done = disk.room_for(_READ_BYTES), 0
+        buffer, done = disk.room_for(min(_READ_BYTES, found.size + 1)), 0
         with disk.opened(descriptor):
             if cold:
                 disk.drop_cache(descriptor)
@@ -214,8 +214,9 @@ class LocalBlobs(Store):
 
     # Placing, in threads
 
-    def _link_blob(self, source: Directory, name: str, sha256: str, draft: str) -> None:
-        """Link a file that is durable by now as a blob. Each step may be repeated after a crash at any other."""
+    def _link_blob(self, source: Directory, name: str, sha256: str, draft: str, *, synced: bool = True) -> None:
+        """Link a file that is durable by now as a blob. Each step may be repeated after a crash at any other. Not `synced`:
+        the caller syncs the filesystem."""
 
         def link(target: Directory) -> None:
             try:
@@ -232,9 +233,13 @@ class LocalBlobs(Store):
                     crash_point("blob.after_rename")
             if are_blocks_listed(target.size(sha256)):
                 _place_list(source, target, sha256)
-            target.sync()
+            if synced:
+                target.sync()
 
-        _within(partial(directories.made, self._root, f"blobs/{fan_out(sha256)}"), link)
+        path = f"blobs/{fan_out(sha256)}"
+        _within(
+            partial(directories.made, self._root, path) if synced else partial(self._root.make_unsynced, path), link
+        )
         crash_point("blob.after_directory_sync")
 
     def _make_way(self, target: Directory, sha256: str) -> None:
@@ -292,18 +297,54 @@ class LocalBlobs(Store):
     def _walk(self, found: Iterator[Found]) -> AsyncIterator[list[Found]]:
         return self.in_batches(self.threads.long, iter(lambda: list(islice(found, _LIST_BATCH)), []))
 
+    async def good_copies(self, contents: Sequence[tuple[str, int]]) -> dict[str, Found]:
+        sizes = {sha256: size for sha256, size in contents if size <= _SMALL_BYTES}
+        return await self.threads.long_hashing.run(self._good_copies, sizes)
+
+    def _good_copies(self, sizes: Mapping[str, int]) -> dict[str, Found]:
+        good: dict[str, Found] = {}
+        for copy in directories.copies_of(self._root, sizes):
+            if copy.name not in good and copy.size == sizes[copy.name]:
+                with suppress(OSError, Gone):  # to read it alone tells why
+                    digests = self._hash(copy, None, with_md5=False)
+                    if digests is not None and digests.sha256 == copy.name:
+                        good[copy.name] = copy
+        return good
+
     async def restore_blob(self, found: Found) -> None:
         await self.threads.long.run(self._restore_blob, found)
 
-    def _restore_blob(self, found: Found) -> None:
-        """Link bytes from the trash as the blob that they were, then take their name in the trash away."""
+    async def restore_blobs(self, found: Sequence[Found]) -> None:
+        await self.threads.long.run(self._restore_blobs, found)
+
+    def _restore_blobs(self, found: Sequence[Found]) -> None:
+        if len(found) < _MANY or self.doubt is not None:
+            for each in found:
+                self._restore_blob(each)
+            return
+        with self._root.enter("blobs") as blobs:  # before anything is linked, as in `_write_arrivals`
+            for each in found:
+                self._restore_blob(each, synced=False)
+            blobs.sync_all()
+        for each in found:
+            self._forget_copy(each)
+
+    def _restore_blob(self, found: Found, *, synced: bool = True) -> None:
+        """Link bytes from the trash as the blob that they were, then take their name in the trash away. Not `synced`: the
+        caller syncs the filesystem, and then takes the name away."""
         parent, _, name = found.place.rpartition("/")
         try:
             with self._root.enter(parent) as source:
-                self._link_blob(source, name, found.name, name)
-                directories.unlink_blob(source, name)
+                self._link_blob(source, name, found.name, name, synced=synced)
         except FileNotFoundError as error:
             raise Gone(found.name) from error
+        if synced:
+            self._forget_copy(found)
+
+    def _forget_copy(self, found: Found) -> None:
+        parent, _, name = found.place.rpartition("/")
+        with suppress(FileNotFoundError), self._root.enter(parent) as directory:
+            directories.unlink_blob(directory, name)
 
     async def restore_upload(self, found: Found, upload: Upload) -> bool:
         return await self.threads.long.run(self._restore_upload, found, upload)

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -426,6 +426,16 @@ def trashed(root: Directory, name: str | None = None) -> Iterator[Found]:
             own = unique.partition(".")[0]  # without the suffix that makes a name unique there
             if name in (None, own) and (found := _look_if_it_can_be_read(root, f"{path}/{unique}")):
                 yield replace(found, name=own, is_draft=False, in_trash=True)
+
+
+def copies_of(root: Directory, sha256s: Collection[str]) -> Iterator[Found]:
+    """Yield what is in the trash of some contents; each directory is listed once."""
+    for path in sorted({f"trash/blobs/{sha256[:2]}" for sha256 in sha256s}):
+        names = _listed(root, path, _TRASHED_BLOB, Directory.files)
+        beside = {checksums_name(name) for name in names}
+        for unique in (name for name in names if name not in beside and name.partition(".")[0] in sha256s):
+            if found := _look_if_it_can_be_read(root, f"{path}/{unique}"):
+                yield replace(found, name=unique.partition(".")[0], is_draft=False, in_trash=True)
 
 
 def _listed(
