@@ -1,5 +1,5 @@
--- Leases the task of an upload to the caller: its flush or merge is due again when the lease ends. The merge renews the lease
--- during its work. A closer takes a lease before its commit, so that the next worker finds the upload if the closer dies.
+-- Leases the task of an upload to the caller: its flush or merge is due again when the lease ends. A merge renews the lease
+-- while it works. A closer takes a lease before its commit, so that the next worker finds the upload if the closer dies.
 --
 -- KEYS  1 up  2 chunks  3 era  4 due:flush  5 minutes:flush  6 due:merge  7 minutes:merge
 -- ARGV  1 now_ms ('' for TIME)  2 upload id  3 lease_ms
