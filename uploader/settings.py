@@ -1,8 +1,7 @@
 """Every setting of the server, read once from `UPLOADER_*` environment variables, typed, frozen, and passed in.
 
-Parser, default and line of docs/configuration.md of a setting stand together. No other module reads a
-setting from the environment. Unknown names, unreadable values and contradictions stop
-the start, with one line for each.
+Parser, default and line of docs/configuration.md of a setting stand together. No other module reads a setting from the
+environment. Unknown names, unreadable values and contradictions stop the start, with one line for each.
 """
 
 import os

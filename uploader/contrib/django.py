@@ -402,8 +402,8 @@ def _listed(value: Any) -> list[Any]:
 
 class UploadField(forms.Field):
     """A form field for a finished file, or for several if `multiple`, from `<uploader-drop>`. The form sends ids, and
-    `cleaned_data` has a `FinishedFile`. Set `user_id` before the form is validated: `form.fields["film"].user_id =
-    user_id_of(request.user)`.
+    `cleaned_data` has a `FinishedFile`. Set `user_id` before the form is validated:
+    `form.fields["film"].user_id = user_id_of(request.user)`.
 
     `to` is the folder to upload into. `storage` is an `UploaderStorage`, or its alias in STORAGES.
     """

@@ -111,8 +111,8 @@ class Doctor:
         return worst_first([*await self._here(files_seconds), *(each for found in asked for each in found)])
 
     async def examine_at_start(self) -> list[Diagnosis]:
-        """Examine what takes only a moment. Not the stores that do not answer and the bucket, which the start itself
-        checks, and not the jobs, which could not run while the server was stopped."""
+        """Examine what takes only a moment. Leave out stores that do not answer and the bucket, because the start
+        itself checks them; and the jobs, because no job ran while the server was stopped."""
         found = await self._here(_FILES_AT_START_SECONDS)
         for ask in (self._database, self._redis):
             with suppress(UploaderError, TimeoutError):

@@ -23,7 +23,7 @@ class Creation:
     _: KW_ONLY
     # True: the hook may answer with another name. With several names in a question it never does.
     takes_answered_name: bool = False
-    # What happens to a file that has the name already, if the client does not say.
+    # The choice about a file that has the name already, if the client does not say.
     if_exists: IfExists = IfExists.FAIL
     # True: a file with the same name and the same content is the result, and no new file is made.
     merges: bool = False

@@ -30,7 +30,7 @@ MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 86_400.0
 
 
 class OnFailure(StrEnum):
-    """What happens to a file if its gate has not answered after all attempts."""
+    """The verdict on a file whose gate has not answered after all attempts."""
 
     HOLD = "hold"
     PASS = "pass"  # noqa: S105 (no password)

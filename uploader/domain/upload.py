@@ -141,7 +141,7 @@ def kind_of(word: str | None) -> UploadKind | None:
 
 
 class IfExists(StrEnum):
-    """What happens to an older file with the name of the new file, in the words of the API."""
+    """The choice about an older file with the name of the new file, in the words of the API."""
 
     # Keep both: the new file gets the first free number.
     KEEP = "keep"

@@ -167,9 +167,7 @@ class Turns:
                 self._begin(turn, now)
                 return True
             if not self._round and self.claimed_seconds < WINDOW_SECONDS:
-                party.credit_seconds = max(
-                    party.credit_seconds, 0.0
-                )  # no other user needs the credit that was overdrawn
+                party.credit_seconds = max(party.credit_seconds, 0.0)  # no other user needs the overdraft
                 self._begin(turn, now)
                 return True
             self._round.append(party)

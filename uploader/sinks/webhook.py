@@ -75,7 +75,7 @@ class _Wire(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except Exception as error:  # the parser raises no specific error for a switch of protocols
+        except Exception as error:  # also HttpParserUpgrade, which is no HttpParserError
             self._fail(error)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -153,9 +153,7 @@ class Poster:
             self._idle.popleft().close()
         while self._idle:
             wire = self._idle.pop()
-            with suppress(
-                ConnectionError
-            ):  # closed meanwhile; if the server had taken the request, the event comes twice
+            with suppress(ConnectionError):  # closed meanwhile; a request that was taken is sent twice
                 return await self._exchange(wire, request)
         return await self._exchange(await self._connect(), request)
 
