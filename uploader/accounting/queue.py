@@ -101,8 +101,8 @@ class Task:
 
 
 class DelayQueue:
-    """A named queue over all shards. The id of a task determines its shard. Every verb runs one script per shard, and
-    raises Unavailable if Redis is away."""
+    """A named queue over all shards. The id of a task determines its shard. Every verb runs scripts in the shards of
+    its tasks, and raises Unavailable if Redis is away."""
 
     def __init__(self, redis: RedisConnection, shards: Shards, name: str) -> None:
         self._redis = redis

@@ -63,7 +63,7 @@ _BLOCKS = "no server starts before that"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The files of an installation on this machine: `paths` in the data directory, and the database file `sqlite`.
+    """The files of an installation on this machine: `paths` in the data directory and beside the SQLite file `sqlite`.
     `owns_all`: the data directory has no other files. `is_begun`: the installation was started before."""
 
     data: Path

@@ -281,7 +281,7 @@ class EmbeddedRedis:
             damage = None if came_up else self._damage_told()
             if code == 1 and damage is not None and not self._is_new:  # a signal says nothing about the files
                 raise Unloadable(damage)
-            if code == 0 and came_up:  # requested by `restart`, which logs it
+            if code == 0 and came_up:  # requested by `restart`; its caller has logged it
                 self._stopping.wait(_RESTART_DELAY_SECONDS)
             elif not self._stopping.is_set():
                 self._wait_longer(f"exit code {code}" if came_up else f"exit code {code}: {self._log_tail()}")
