@@ -1,6 +1,6 @@
-"""The URLs of Redis, of MySQL and of S3, taken apart: what is wrong with one is told before anything connects.
+"""Parsers for the URLs of Redis, MySQL and S3. They report mistakes before anything connects.
 
-No complaint repeats what may be a part of a password.
+No error message repeats a possible part of a password.
 """
 
 import re
@@ -13,20 +13,20 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 REDIS_PORT = 6379
 SENTINEL_PORT = 26379
 _NAME = re.compile(r"[A-Za-z0-9_]{1,40}")
-# As redis-py calls them, which 0.1.0 left the URL to.
+# redis-py's names, which 0.1.0 accepted in the URL.
 _OTHER_NAMES = {"ssl_ca_certs": "ssl_ca", "ssl_certfile": "ssl_cert", "ssl_keyfile": "ssl_key"}
 TLS_OPTIONS = frozenset({"ssl_ca", "ssl_cert", "ssl_key", "ssl_check_hostname"})
 _REDIS_OPTIONS = frozenset({"db", "username", "password"})
 _SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
 _MYSQL_OPTIONS = frozenset({"charset", "unix_socket"})
-# What makes the same statement mean something else: this server sets it on each connection.
+# Options that change the meaning of SQL statements: this server sets them on each connection.
 _OUR_MYSQL_OPTIONS = frozenset({"init_command", "sql_mode"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """TLS to a server: its authorities, and the certificate of this side if it has to show one. Files are PEM; without
-    a `ca` those of the system count."""
+    """TLS to a server: the CA file, and the client certificate with its key, all in PEM. Without `ca` the system's CAs
+    count."""
 
     ca: str | None = None
     certificate: str | None = None
@@ -34,14 +34,14 @@ class Tls:
     checks_hostname: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS context, which always verifies the server's certificate. Raises ValueError, which names the
-        option and the file."""
+        """Return the TLS context, which always verifies the server's certificate. Raises ValueError with the option and
+        the file."""
         context = ssl.create_default_context()
         context.check_hostname = self.checks_hostname
         if self.ca is not None:
             try:
                 context.load_verify_locations(self.ca)
-            except OSError as error:  # ssl.SSLError is one
+            except OSError as error:  # includes ssl.SSLError
                 raise ValueError(f"ssl_ca: {self.ca}: {_reason(error)}") from None
         if self.certificate is not None:
             try:
@@ -69,13 +69,13 @@ class RedisKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """A Redis or Valkey, any nodes of a Cluster, or the Sentinels that know a master."""
+    """The address of a Redis or Valkey, of nodes of a Cluster, or of the Sentinels that know the master."""
 
     kind: RedisKind
     hosts: tuple[tuple[str, int], ...] = ()
     path: str = ""
     database: int = 0
-    service: str = ""  # how the Sentinels call the master
+    service: str = ""  # the Sentinels' name for the master
     username: str | None = None
     password: str | None = None
     sentinel_username: str | None = None
@@ -90,7 +90,7 @@ REDIS_SCHEMES = (
 
 
 def parse_redis_url(url: str) -> RedisAddress:
-    """Raises ValueError with what is wrong with it, also with the files that it names."""
+    """Parse a URL of Redis. Raises ValueError for mistakes in the URL and in the files that it names."""
     if not url.startswith(REDIS_SCHEMES):
         raise ValueError(f"does not start with {', '.join(REDIS_SCHEMES)}")
     parts, options = _split(url)
@@ -135,8 +135,8 @@ def _database(kind: RedisKind, text: str) -> int:
 
 
 def parse_mysql_url(url: str) -> Tls | None:
-    """Return the TLS that a URL of MySQL or MariaDB asks for. Raises ValueError with what is wrong with the URL, also
-    with the files it names."""
+    """Return the TLS of a URL of MySQL or MariaDB; None without TLS. Raises ValueError for mistakes in the URL and in
+    the files that it names."""
     parts, options = _split(url)
     for_tls = "TLS is asked for by ssl_ca, the file of the certificate that vouches for the server's"
     for name in sorted(_OUR_MYSQL_OPTIONS & set(options)):
@@ -157,20 +157,20 @@ def parse_mysql_url(url: str) -> Tls | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketAddress:
-    """A bucket of an S3-compatible server, and what everything in it begins with."""
+    """A bucket of an S3-compatible server, and the prefix of all its objects."""
 
     bucket: str
     prefix: str = ""  # without a slash at its end
     endpoint: str | None = None  # None: AWS
     region: str | None = None
-    # None, both: from where the SDK looks for them by itself.
+    # Both None: the SDK finds credentials itself.
     access_key_id: str | None = None
     secret_access_key: str | None = field(default=None, repr=False)
     # http://host/bucket/key instead of http://bucket.host/key
     path_style: bool = False
 
 
-# The rules of AWS, which others loosen; without the dots that TLS has trouble with.
+# The rules of AWS, which other servers relax. Dots are left out, because they break TLS.
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()-]+(?:/[A-Za-z0-9!_.*'()-]+)*")
@@ -190,7 +190,7 @@ def parse_storage_url(url: str) -> tuple[str, str]:
 
 
 def parse_endpoint(url: str) -> str:
-    """Return the URL of a server, without a path. Raises ValueError."""
+    """Return the URL of an S3 server, without a path. Raises ValueError."""
     if not url.startswith(("http://", "https://")):
         raise ValueError("does not start with http:// or https://")
     parts, _ = _split(url)
@@ -199,7 +199,7 @@ def parse_endpoint(url: str) -> str:
     if parts.path.strip("/") or parts.query:
         raise ValueError("has more than a host and a port: the bucket is told by UPLOADER_STORAGE")
     ((host, _),) = _hosts(parts, 443, several=False)
-    # The SDK takes no other names.
+    # The SDK accepts no other names.
     if not parts.netloc or not (":" in host or all(_LABEL.fullmatch(label) for label in host.split("."))):
         raise ValueError("is no address of the form host:port")
     return f"{parts.scheme}://{parts.netloc}"

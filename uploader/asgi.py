@@ -1,7 +1,7 @@
-"""The server as an application of ASGI: mounted in another one, or served alone by any server that speaks ASGI.
+"""The server as an ASGI application: mounted in another application, or served alone by any ASGI server.
 
-Owns what `uploader serve` does around it: the data directory, the embedded engine, migrations, background jobs. Refuses what
-the server below it has to do (TLS), and to let everybody in, as it does not know who can reach it.
+Owns what surrounds the server: the data directory, the embedded Valkey, migrations, background jobs. Leaves TLS to the
+ASGI server. Refuses `UPLOADER_AUTH=none`, because the clients of the ASGI server are unknown.
 """
 
 import asyncio
@@ -55,16 +55,16 @@ logger = logging.getLogger(__name__)
 
 _NOT_RUNNING = "the uploader does not run: enter `running()` in the lifespan of the application that it is a part of"
 _PIECE_BYTES = 256 << 10
-# What the client calls the server that is asked without a connection, and where its requests have their user.
+# The base URL of in-process requests of our own client, and the key of their user in the scope.
 _IN_PROCESS, _NAMED = "http://uploader", "uploader.identity"
-# What looks at the database is waited for, when the application ends.
+# How long the end of the application waits for the thread that looks at the database.
 _PATIENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A user of the application, and whether they are an administrator here. Raises TypeError for values of other types:
-    what stands for no in one framework is true in Python."""
+    """A user of the application. `admin`: an administrator of the uploader. Raises TypeError for other types, because a
+    framework's value for "no" may be true in Python."""
 
     user_id: str
     admin: bool = False
@@ -76,7 +76,7 @@ class Identity:
             raise TypeError(f"Identity: admin is True or False, not {self.admin!r}")
 
 
-# Returns who makes the request of a scope of ASGI, for which each framework has its own type; None: nobody that is known.
+# Returns the user of a request from its ASGI scope; each framework has its own type for a scope. None: unknown.
 Identify = Callable[[Any], Identity | Awaitable[Identity | None] | None]
 
 T = TypeVar("T")
@@ -84,15 +84,15 @@ H = TypeVar("H", bound=Callable[[dict[str, Any]], Any])
 
 
 class UploadUnfinished(Exception):
-    """The upload is not finished: there is no file of it so far."""
+    """The upload is not finished, so there is no file yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedFiles:
-    """The files of users, in this process."""
+    """The finished files of all users, for code in this process."""
 
     _services: bootstrap.Services
-    # The server once more, for those whom this process itself names.
+    # A second instance of the server, for requests whose user this process names.
     _application: Application
 
     def check_started(self) -> None:
@@ -105,8 +105,8 @@ class FinishedFiles:
         return await self._services.files.get(user_id, file_id)
 
     async def find(self, user_id: str, told_id: str) -> File:
-        """Return a finished file of the user by what a form tells: its id, or that of the upload that became it. Raises
-        FileNotFound, FileHeld, UploadUnfinished."""
+        """Return a finished file of the user by an id from a form: of the file or of its upload. Raises FileNotFound,
+        FileHeld, UploadUnfinished."""
         if not ID.fullmatch(told_id):
             raise FileNotFound()
         try:
@@ -125,7 +125,7 @@ class FinishedFiles:
         return file
 
     async def named(self, user_id: str, name: str) -> File | None:
-        """Return the finished file of the user that has this name; None if none has."""
+        """Return the finished file of the user with this name; None if there is none."""
         try:
             return await self._services.files.named(check_user_id(user_id), normalise_name(name))
         except ValueError:
@@ -134,8 +134,8 @@ class FinishedFiles:
     async def level(
         self, user_id: str, prefix: str = "", *, after: Place | None = None, limit: int = 1000
     ) -> tuple[list[Folder | File], Place | None]:
-        """Return a page of the folders and files right below a folder, whose prefix ends with a slash, by name; and where
-        the next page begins."""
+        """Return a page of the folders and files directly in a folder, by name, and the place of the next page.
+        `prefix`: the folder, with a slash at its end."""
         prefix = normalize("NFC", prefix)
         return await self._services.folders.level(user_id, prefix, limit=limit, after=after)
 
@@ -146,8 +146,8 @@ class FinishedFiles:
         return await self._services.files.list(user_id, limit=limit, after=after, prefix=prefix)
 
     async def read(self, file: File, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yield the content of a file, from `offset` on, compared with its checksums as it is read. Raises FileNotFound,
-        ContentDamaged, Unavailable."""
+        """Yield the content of a file from `offset`, compared with its checksums. Raises FileNotFound, ContentDamaged,
+        Unavailable."""
         files = self._services.files
         content = await files.open(file)
         try:
@@ -160,15 +160,15 @@ class FinishedFiles:
             await uninterrupted(content.close())
 
     async def link(self, file: File, lifetime_seconds: int = 300) -> str:
-        """Return a path, below that of the server, by which anybody downloads a file for so long, at most for
+        """Return a path below the server's, by which anybody may download the file for `lifetime_seconds`, at most for
         UPLOADER_LINK_LIFETIME."""
         query, _ = self._services.signed_urls.make(file.user_id, file_subject(file.id), lifetime_seconds)
         return f"/me/files/{file.id}/content?{query}"
 
     async def upload(self, user_id: str, source: "Uploadable", name: str, *, if_exists: "IfExists" = "keep") -> File:
-        """Upload a path, bytes or a seekable binary file object for the user, as a client would: within their quota, and
-        with all that else is asked. Raises ClientError. It may be `held` by a gate."""
-        # Here, because who uploads nothing so does without.
+        """Upload a path, bytes or a seekable binary file object for the user, as a client would: quota, limits and
+        hooks apply. The file may be `held` by a gate. Raises ClientError."""
+        # Imported here, because only uploads need the client.
         import httpx2
 
         from uploader.client import AsyncClient
@@ -182,16 +182,16 @@ class FinishedFiles:
         return await self._services.files.get(user_id, made.id, held=True)
 
     async def delete(self, user_id: str, file_id: str) -> None:
-        """Delete a file of the user. Raises FileNotFound."""
         await self._services.files.delete(user_id, file_id)
 
 
 class Uploader:
-    """An upload server as a part of an application. Its settings are `Settings`; or keywords, named and spelt as the
-    environment variables, such as `data="/srv/uploads", max_file_size="10GiB"`, which go before those.
+    """An upload server inside another application. Settings are a `Settings`, or keywords named and spelt like the
+    environment variables, such as `data="/srv/uploads", max_file_size="10GiB"`, which override the environment.
 
-    `identify` takes the place of tokens: it is given the scope of a request, with all that the application around has put
-    there, and returns who asks; None is nobody."""
+    `identify` replaces tokens. It gets the ASGI scope of a request, with everything that the surrounding application
+    put there, and returns the user; None: unknown.
+    """
 
     def __init__(self, settings: Settings | None = None, *, identify: Identify | None = None, **keywords: Any) -> None:
         """Raises ConfigurationError."""
@@ -205,7 +205,7 @@ class Uploader:
         if identify is not None and "*" in (settings.cors_origins or ()):
             raise ConfigurationError("UPLOADER_CORS_ORIGINS: '*' would let any page act for whoever `identify` knows")
         bootstrap.check_settings(settings)
-        # How many processes the application has, nobody tells: so each counts for one of several.
+        # The number of processes is unknown, so each process assumes that there are several.
         self.settings = replace(settings, workers=max(2, settings.workers))
         self._identify = identify
         self._handlers: dict[str, HandlerSettings] = {}
@@ -217,15 +217,15 @@ class Uploader:
 
     @property
     def files(self) -> FinishedFiles:
-        """Raises Unavailable while the start waits."""
+        """The finished files. Raises RuntimeError outside of `running()`, Unavailable while the start waits."""
         if self._files is None:
             raise RuntimeError(_NOT_RUNNING)
         self._files.check_started()
         return self._files
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the outcome of `work` in a thread that has no event loop, while it runs in the loop of the uploader. Raises
-        RuntimeError elsewhere."""
+        """Run `work` in the event loop of the uploader and return its result. For threads without an event loop. Raises
+        RuntimeError in an event loop, or outside of `running()`."""
         try:
             if self._loop is None:
                 raise RuntimeError(_NOT_RUNNING)
@@ -238,10 +238,10 @@ class Uploader:
         try:
             return future.result()
         finally:
-            future.cancel()  # where the thread was interrupted
+            future.cancel()  # if the thread was interrupted
 
     async def identity(self, scope: Any) -> Identity | None:
-        """Return whom `identify` knows the request of a scope of ASGI by."""
+        """Return the user of a request by `identify`. Raises TypeError if `identify` returns another type."""
         told = None if self._identify is None else self._identify(scope)
         found = await told if isawaitable(told) else told
         if found is not None and not isinstance(found, Identity):
@@ -249,9 +249,9 @@ class Uploader:
         return found
 
     def on(self, *types: str, name: str | None = None) -> Callable[[H], H]:
-        """Decorate a function, which may be asynchronous, that is told of events of these types, as docs/events.md has them:
-        at least once each, in some process of the application, and again later where it raises. Its `name`, by default that
-        of the function, is what the database knows it by."""
+        """Decorate a function, also an asynchronous one, to be told of events of these types (docs/events.md): each
+        event at least once, in one process of the application, and again later if the function raises. `name`: the name
+        of the function in the database, by default its own."""
         kinds = tuple(EventType(each) for each in types)
         if not kinds:
             raise ValueError("name the types of events")
@@ -271,8 +271,9 @@ class Uploader:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Mapping[str, Any]]:
-        """Serve within; a start that waits for the database, the store or the disk goes on in the background, and requests
-        get 503 until then. Yields the state of the lifespan, for `HttpConnection`. Raises ConfigurationError."""
+        """Serve inside. A start that has to wait for the database, the store or the disk continues in the background,
+        and requests get 503 until then. Yields the state of the lifespan, for `HttpConnection`. Raises
+        ConfigurationError."""
         settings = self.settings
         if self._application is not None:
             raise RuntimeError("the uploader runs already")
@@ -283,7 +284,7 @@ class Uploader:
         await asyncio.to_thread(_make_directory, settings)
         async with _engine(settings) as wait_for_engine, _looked_after(settings) as look_again:
             services = bootstrap.Services(settings, handlers=self._handlers)
-            # Nobody needs the token of an owner where `identify` says who asks.
+            # With `identify` nobody needs the token of the owner.
             prepare = partial(bootstrap.prepare_start, settings, wait_for_engine, makes_owner=self._identify is None)
             serving = partial(bootstrap.serving, services, jobs=settings.jobs)
             start = bootstrap.starting(services.start, serving, prepare=prepare, give_up=lambda: None)
@@ -314,7 +315,7 @@ class Uploader:
             await self._application(scope, receive, send)
 
     async def _live(self, scope: Any, receive: Any, send: Any) -> None:
-        """Run as an application that is not mounted, from the server's `lifespan.startup` to its `lifespan.shutdown`."""
+        """Run unmounted: from the server's `lifespan.startup` to its `lifespan.shutdown`."""
         await receive()
         step = "startup"
         try:
@@ -367,7 +368,8 @@ def _make_directory(settings: Settings) -> None:
 
 @asynccontextmanager
 async def _engine(settings: Settings) -> AsyncIterator[Callable[[], None]]:
-    """Run the embedded Valkey, if no Redis is given; of several processes one owns it. Yields a wait until it answers."""
+    """Run the embedded Valkey, if no Redis is configured; one of several processes owns it. Yields a function that
+    waits for the first answer."""
     if settings.redis_url is not None:
         yield lambda: None
         return
@@ -381,7 +383,7 @@ async def _engine(settings: Settings) -> AsyncIterator[Callable[[], None]]:
 
 @asynccontextmanager
 async def _looked_after(settings: Settings) -> AsyncIterator[Callable[[], None]]:
-    """Yield what begins to look, in a thread, at what a start need not wait for."""
+    """Yield a function that starts the checks, in a thread, for which a start need not wait."""
     ended = threading.Event()
 
     def look() -> None:

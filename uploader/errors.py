@@ -1,4 +1,4 @@
-"""The tree of errors. Each knows its code, and nothing of HTTP (`problem.py` of `http/shared` does)."""
+"""The tree of errors. Each has its code, and knows nothing of HTTP (`problem.py` in `http/shared` does)."""
 
 import re
 from typing import Any, ClassVar
@@ -11,16 +11,16 @@ class UploaderError(Exception):
 
     code: ClassVar[str] = "internal-error"
     retryable: ClassVar[bool] = False
-    # The log has the fault that lasts behind it already.
+    # True: the log has the lasting fault behind this error already.
     is_told = False
 
     def __init_subclass__(cls, *, code: str | None = None, retryable: bool | None = None) -> None:
-        """`code`: if not the name of the class; `retryable`: if not as the parent."""
+        """`code`: by default from the name of the class; `retryable`: by default as in the parent."""
         cls.code = code or _WORD.sub("-", cls.__name__).lower()
         cls.retryable = cls.retryable if retryable is None else retryable
 
     def __init__(self, detail: str | None = None, *, inside: str | None = None, **fields: Any) -> None:
-        """`inside`: the host or file and its answer, for the log and the commands of the server alone."""
+        """`inside`: the host or file with its answer, only for the log and for commands of the server."""
         self.inside = inside
         self.detail = detail or message_of(type(self))
         self.fields = fields
@@ -28,12 +28,12 @@ class UploaderError(Exception):
 
     @property
     def reason(self) -> str:
-        """The reason, for those who run the server."""
+        """The reason, for operators."""
         return self.inside or self.detail
 
 
 def message_of(error: type[UploaderError]) -> str:
-    """Return the first line of an error's docstring: its message, unless a more precise one is known."""
+    """Return the first line of an error's docstring: the message, unless the caller has a more precise text."""
     return (error.__doc__ or "").strip().splitlines()[0]
 
 
@@ -268,7 +268,7 @@ class UnsupportedMediaType(UploaderError):
 class Unavailable(UploaderError, retryable=True):
     """A store that the server depends on is away; nothing was acknowledged. Try again soon."""
 
-    # Whether the log has it already.
+    # True: the log has this fault already.
     is_told = False
 
 

@@ -1,8 +1,7 @@
 """Every setting of the server, read once from `UPLOADER_*` environment variables, typed, frozen, and passed in.
 
-Each has its parser, its default and its line in docs/configuration.md in one place. Nothing else in the package reads the
-environment, but for the crash points of the tests. A name that is not here, a value that does not parse, and values that
-contradict each other stop the start with one line each.
+Parser, default and line of docs/configuration.md of a setting stand together. No other module reads a setting from the
+environment. Unknown names, unreadable values and contradictions stop the start, with one line for each.
 """
 
 import os
@@ -18,22 +17,22 @@ from uploader.errors import ConfigurationError
 PREFIX = "UPLOADER_"
 JWT_ALGORITHMS = ("HS256", "RS256", "ES256", "EdDSA")
 
-# Read by the client, the tests and nothing here; known, so that they stop no server.
+# Read by the client and the tests, not by the server. These names do not stop a server.
 FOREIGN_NAMES = frozenset(
     f"UPLOADER_{name}"
     for name in ("URL", "TOKEN", "LINK_PASSWORD", "TASK", "NAME", "PATH")  # of clients and workers
 )
 FOREIGN_PREFIXES = ("UPLOADER_TEST_",)
 
-# RFC 7518, section 3.2: as long as the hash of HS256; and the same for what signs URLs.
+# RFC 7518, section 3.2: as long as the hash of HS256. The secret that signs URLs has the same minimum.
 _MIN_SECRET_BYTES = 32
-# A chunk is a part of a multipart upload on S3, which AWS and Ceph take from this size on.
+# The smallest part of a multipart upload that AWS and Ceph take. On S3 a chunk is a part.
 _USUAL_PART_BYTES = 5 << 20
 _DATABASE_SCHEMES = ("mysql+asyncmy://", "sqlite:", "sqlite+aiosqlite:")
 
 
 def _setting(parse: Callable[[str], Any], default: str | None, about: str, *, secret: bool = False) -> Any:
-    """Declare one setting: `default` is spelt as in the environment (None: unset), `about` is its line in
+    """Declare a setting. `default` is spelt as in the environment (None: unset); `about` is its line in
     docs/configuration.md."""
     metadata = {"parse": parse, "default": default, "about": about, "secret": secret}
     return field(default=None if default is None else parse(default), metadata=metadata)
@@ -44,7 +43,7 @@ def _secret(about: str) -> Any:
 
 
 def variable_of(setting: "Field[Any]") -> str:
-    """Return the environment variable of a field: a text there says its unit itself."""
+    """Return the environment variable of a field. The name has no unit, because the value has a unit."""
     return PREFIX + setting.name.removesuffix("_seconds").removesuffix("_bytes").upper()
 
 
@@ -53,7 +52,7 @@ _duration, _size = units.positive(units.parse_duration), units.positive(units.pa
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings in force. Build it with `Settings.load()`; tests may build it directly."""
+    """The settings in force. Make them by `Settings.load()`; tests may construct them directly."""
 
     data: Path = _setting(Path, "./data", "where temp, blobs and the embedded servers live")
     database_url: str | None = _secret(
@@ -313,7 +312,7 @@ class Settings:
             given, missing = halves if self.s3_secret_access_key is None else halves[::-1]
             problems.append(f"UPLOADER_S3_{given}: needs UPLOADER_S3_{missing}")
         for name, value in (("ENDPOINT", self.s3_endpoint), ("ACCESS_KEY_ID", self.s3_access_key_id)):
-            # Forgetting it would fill the disk.
+            # A forgotten UPLOADER_STORAGE would fill the disk.
             if value is not None and self.storage is None:
                 problems.append(f"UPLOADER_S3_{name}: needs UPLOADER_STORAGE")
         return problems
@@ -343,7 +342,7 @@ class Settings:
 
     @classmethod
     def load(cls, environment: Mapping[str, str] | None = None, **overrides: Any) -> "Settings":
-        """Read the environment; `overrides` win. Raises ConfigurationError, a line for each bad name or value."""
+        """Read the environment; `overrides` win. Raises ConfigurationError with a line for each bad name or value."""
         environment = os.environ if environment is None else environment
         known = {variable_of(setting): setting for setting in fields(cls)}
         given = {name: text for name, text in environment.items() if name.startswith(PREFIX)}
@@ -382,20 +381,20 @@ class Settings:
 
     @property
     def installation_secret(self) -> str | None:
-        """The secret of the installation, as a file would have it; None: it is in the one of the data directory."""
+        """The secret of the installation; None: it is in the file of the data directory."""
         given = self.link_secret if self.secret is None else self.secret
         return given and given.strip()
 
     @property
     def sqlite_path(self) -> Path | None:
-        """The file of a SQLite; None of another database."""
+        """The file of a SQLite database; None for another database."""
         if self.database_url is None:
             return self.data.absolute() / "uploader.db"
         name = self.database_url.removeprefix("sqlite:///")
         return None if name in (self.database_url, "", ":memory:") else Path(name)
 
     def shown(self) -> dict[str, str]:
-        """Return every setting by the name of its variable, spelt for a person, secrets masked."""
+        """Return every setting by the name of its variable, for display, with secrets masked."""
         return {variable_of(setting): _spell(setting, getattr(self, setting.name)) for setting in fields(self)}
 
 

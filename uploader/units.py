@@ -1,4 +1,5 @@
-"""The spelling of values in settings and on the command line: each parser raises ValueError and says what it wants."""
+"""Parsers and formats for values in settings and on the command line. Each parser raises ValueError with the expected
+form."""
 
 import ipaddress
 import re
@@ -9,7 +10,7 @@ from typing import Any
 
 _DECIMAL = {f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", 1)}
 _BINARY = {f"{letter}iB": 1024**power for power, letter in enumerate("KMGTP", 1)}
-# A letter alone is binary, as curl, wget and rclone have it.
+# A letter alone is binary, as in curl, wget and rclone.
 _UNITS = {"": 1, "B": 1} | {letter: 1024**power for power, letter in enumerate("KMGTP", 1)}
 _UNITS |= {unit.upper(): factor for unit, factor in (_DECIMAL | _BINARY).items()}
 _LARGEST_FIRST = sorted((_DECIMAL | _BINARY).items(), key=lambda unit: -unit[1])
@@ -20,7 +21,7 @@ _MAX_DURATION_SECONDS = 36500 * 86400.0
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `123`, `64MiB`, `10 GiB`, `1.5GB` (decimal) or `1G` (binary). Raises ValueError."""
+    """Return bytes from `123`, `64MiB`, `10 GiB`, `1.5GB` (decimal) or `1G` (binary). Raises ValueError."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].upper() not in _UNITS:
         raise ValueError("not a size such as 1048576, 64MiB or 10GiB")
@@ -31,12 +32,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> int:
-    """Bytes a second from a size with or without `/s`. Raises ValueError."""
+    """Return bytes a second from a size with or without `/s`. Raises ValueError."""
     return parse_size(text.strip().removesuffix("/s"))
 
 
 def format_size(size_bytes: int) -> str:
-    """Return the exact spelling in the largest unit that `parse_size` takes back."""
+    """Return the exact size in the largest unit, as `parse_size` reads it."""
     for unit, factor in _LARGEST_FIRST:
         if size_bytes and size_bytes % factor == 0:
             return f"{size_bytes // factor}{unit}"
@@ -44,8 +45,8 @@ def format_size(size_bytes: int) -> str:
 
 
 def human_bytes(size_bytes: int) -> str:
-    """Return a size for a person: exact in the largest unit in which it is short (binary also with one decimal), else in
-    binary with one decimal."""
+    """Return a size for display. It is exact if the number is short (binary units also with one decimal), else in
+    binary units with one decimal."""
     if size_bytes < 1000:
         return f"{size_bytes} B"
     for unit, factor in _LARGEST_FIRST:
@@ -58,7 +59,7 @@ def human_bytes(size_bytes: int) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds from `5`, `5s`, `500ms`, `10m`, `12h` or `7d`. Raises ValueError."""
+    """Return seconds from `5`, `5s`, `500ms`, `10m`, `12h` or `7d`. Raises ValueError."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|)", text.strip())
     if not match:
         raise ValueError("not a duration such as 500ms, 5s, 10m, 12h or 7d")
@@ -69,7 +70,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a short exact spelling that `parse_duration` takes back."""
+    """Return a short exact duration, as `parse_duration` reads it."""
     for unit in ("d", "h"):
         if seconds and seconds % _DURATIONS[unit] == 0:
             return f"{seconds / _DURATIONS[unit]:.0f}{unit}"
@@ -98,7 +99,7 @@ def integer(minimum: int, maximum: int) -> Callable[[str], int]:
 
 
 def format_ago(age: timedelta) -> str:
-    """Say how long ago something was, in its largest unit."""
+    """Format an age in its largest unit."""
     seconds = max(0, round(age.total_seconds()))
     unit = next((unit for unit in (86400, 3600, 60) if seconds >= unit), 1)
     return f"{format_duration(seconds // unit * unit)} ago"
@@ -111,8 +112,8 @@ _RFC_3339 = re.compile(
 
 
 def parse_moment(text: str, zone: tzinfo | None = UTC) -> datetime:
-    """Parse an ISO 8601 time, in UTC. `zone`: of a time without an offset; None: the local one. A leap second (23:59:60
-    UTC) is the second after it. Raises ValueError."""
+    """Return an ISO 8601 time in UTC. `zone`: for a time without an offset; None: the local zone. A leap second
+    (23:59:60 UTC) counts as the next second. Raises ValueError."""
     leap = _LEAP_SECOND.fullmatch(text)
     try:
         moment = datetime.fromisoformat((f"{leap[1]}:59{leap[2]}" if leap else text).upper())
@@ -127,7 +128,7 @@ def parse_moment(text: str, zone: tzinfo | None = UTC) -> datetime:
 
 
 def parse_rfc_3339(text: str) -> datetime:
-    """Parse as `parse_moment`, in the form of RFC 3339 alone, with its offset. Raises ValueError."""
+    """Return an RFC 3339 time in UTC, which has an offset. Raises ValueError."""
     if not _RFC_3339.fullmatch(text):
         raise ValueError("not in the form of RFC 3339")
     return parse_moment(text)
@@ -157,7 +158,7 @@ def path_of(text: str) -> Path:
 
 
 def split_host_and_port(text: str) -> tuple[str, int]:
-    """Split `127.0.0.1:8001`, or `[::1]:8001`. Raises ValueError."""
+    """Split `127.0.0.1:8001` or `[::1]:8001`. Raises ValueError."""
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/\s]+)):([0-9]{1,5})", text)
     if found is None or int(found[3]) > 0xFFFF:
         raise ValueError("not an address and a port such as 127.0.0.1:8001 or [::1]:8001")
@@ -165,7 +166,7 @@ def split_host_and_port(text: str) -> tuple[str, int]:
 
 
 def mask_password(url: str) -> str:
-    """Mask a password, to the last `@`, because a password may hold one; what is masked beyond the password does no
+    """Mask the password of a URL, up to the last `@`, because a password may contain one. Masking too much does no
     harm."""
     masked = re.sub(r"(://[^:]*):.*@", r"\1:***@", url, flags=re.DOTALL)
     return re.sub(r"([?&](?:sentinel_)?pass(?:word|wd)?=)[^&]*", r"\1***", masked, flags=re.IGNORECASE)
@@ -194,7 +195,7 @@ def origin(text: str) -> str:
 
 
 def public_url(text: str) -> str:
-    """Return it without a slash at its end."""
+    """Return the URL without a slash at its end. Raises ValueError."""
     found = re.fullmatch(r"(https?://[^/?#@\s]+)((?:/[A-Za-z0-9._~-]+)*)/?", text)
     path = found[2] if found else ""
     if found is None or {".", ".."} & set(path.split("/")):

@@ -1,1 +1,2 @@
-"""The pending bytes and when they are due, in Redis: rebuildable from the disk and the database at any time."""
+"""The pending bytes, delay queues and challenges in Redis. Pending bytes can be rebuilt from disk and database at any
+time."""

@@ -1,4 +1,4 @@
-"""The cost of requests by user, for each hour: a sorted set that expires by itself."""
+"""The cost of requests by user and hour: a sorted set for each hour, with an expiry."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Any
 from uploader.accounting.keys import Shards
 from uploader.accounting.redis import RedisConnection, asking
 
-# Longer than anybody asks for.
+# Longer than any period that reports ask for.
 _TTL_SECONDS = 25 * 3600
-# So many users of an hour are remembered: those who cost most.
+# Users to keep for each hour: those with the highest cost.
 _MAX_USERS = 1000
 
 
@@ -19,7 +19,7 @@ class CostsByHour:
     shards: Shards
 
     async def add(self, hour: int, seconds: Mapping[str, float]) -> None:
-        """Add to the cost of users in an hour since the epoch. Raises Unavailable."""
+        """Add seconds to the cost of users in an hour (hours since the epoch). Raises Unavailable."""
         key = self.shards.cost(hour)
         with asking(self.redis):
             async with self.redis.pipeline(transaction=False) as pipeline:
@@ -30,7 +30,7 @@ class CostsByHour:
                 await pipeline.execute()
 
     async def read(self, hours: Iterable[int]) -> list[dict[str, float]]:
-        """Return the seconds by user of each hour. Raises Unavailable."""
+        """Return the cost in seconds by user, for each hour. Raises Unavailable."""
         found = []
         with asking(self.redis):
             for hour in hours:

@@ -1,7 +1,7 @@
-"""Every Redis key is made here. The hash tag `{sNN}` keeps the keys of a shard in one slot of a Cluster.
+"""Makes every Redis key. The hash tag `{sNN}` keeps the keys of a shard in one slot of a Cluster.
 
-The slots of these tags lie so close together that many masters get none. So a new installation has tags that are spread
-(decision 0026), `{sNN.suffix}`; one from before keeps those it has.
+The slots of these tags lie close together, so that many masters get none. So a new installation has spread tags
+`{sNN.suffix}` (decision 0026); older installations keep their tags.
 """
 
 from binascii import crc_hqx
@@ -12,22 +12,22 @@ from itertools import count
 from typing import NamedTuple
 from zlib import crc32
 
-# The version of all keys and values, a part of every era: what an older version wrote is rebuilt, not read.
+# The version of all keys and values, and a part of every era. Data of an older version is rebuilt, not read.
 FORMAT = 3
 
 FLUSH_QUEUE = "flush"
 MERGE_QUEUE = "merge"
 
-# Whose keys all others are. No script touches it, so it needs no slot.
+# The key with the id of the installation. No script uses this key.
 INSTALLATION = "installation"
 
-# Of a Cluster; its masters have parts of them that follow each other.
+# The slots of a Cluster. Each master has ranges of consecutive slots.
 SLOTS = 16384
 
-# How many uploads' keys a process keeps at hand: each chunk needs them.
+# Uploads whose keys a process caches, because each chunk needs them.
 _REMEMBERED_UPLOADS = 1000
-# What every key of an installation begins with, for a reset, which deletes all keys. It deletes the era first: if it dies
-# halfway, the next process begins another era, in which the keys that are left count for nothing.
+# The first words of all keys, for a reset. The reset deletes the era first: if it is cut off, the next process begins
+# another era, in which the remaining keys do not count.
 KINDS = (
     *("era", "up", "chunks", "due", "minutes", "task", "swept", "sweeping"),
     *("challenge", "probes", "unproven", "cost"),
@@ -39,11 +39,11 @@ class QueueKeys:
     due: str  # followed by `:<epoch minute>`: the minute buckets
     minutes: str  # the index of the buckets that are not empty
     task_prefix: str  # followed by the task's id: the hash that knows the task's bucket
-    wake: str  # the channel on which the scripts announce a task that is due soon
+    wake: str  # the channel for announcements of tasks due soon
 
 
 class UploadKeys(NamedTuple):
-    """The keys that a script about one upload touches, in the order it takes them."""
+    """The keys of a script about one upload, in the script's order."""
 
     up: str
     chunks: str
@@ -55,7 +55,7 @@ class UploadKeys(NamedTuple):
 
 
 class ChallengeKeys(NamedTuple):
-    """The keys of a challenge to a user, in the order the script takes them."""
+    """The keys of a challenge to a user, in the script's order."""
 
     challenge: str
     probes: str
@@ -68,7 +68,7 @@ def shard_of(identifier: str, shards: int) -> int:
 
 @cache
 def tag_of(shard: int, spread_over: int = 0) -> str:
-    """`spread_over`: of how many shards the slots lie equally far apart; 0: wherever they lie."""
+    """`spread_over`: the number of shards whose slots are spread evenly; 0: no spreading."""
     tag = f"s{shard:02d}"
     if not spread_over:
         return f"{{{tag}}}"
@@ -85,41 +85,40 @@ class Shards:
         self._tag(0)
 
     def spread(self) -> None:
-        """Note that the database says that this installation has tags that are spread; called before any key is
-        used."""
+        """Use spread tags, as the database says for this installation. Call before any key is used."""
         self._tag(self.number)
 
     def _tag(self, spread_over: int) -> None:
         self._spread_over = spread_over
-        # Each chunk asks for the keys of its upload.
+        # Cached, because each chunk needs the keys of its upload.
         self.upload: Callable[[str], UploadKeys] = lru_cache(_REMEMBERED_UPLOADS)(self._upload)
 
     def _upload(self, upload_id: str) -> UploadKeys:
         return upload_keys(self.of(upload_id), upload_id, self._spread_over)
 
     def of(self, identifier: str) -> int:
-        """Return the shard of an upload, of a task, or of the challenges of a user."""
+        """Return the shard of an upload, of a task, or of a user's challenges."""
         return shard_of(identifier, self.number)
 
     def queue(self, shard: int, name: str) -> QueueKeys:
         return upload_queue_keys(shard, name, self._spread_over)
 
     def tasks(self, shard: int, name: str) -> QueueKeys:
-        """Return the keys of a plain queue, whose tasks are hashes of their own."""
+        """Return the keys of a plain queue, whose tasks have their own hashes."""
         return queue_keys(shard, name, self._spread_over)
 
     def sweep(self, shard: int) -> list[str]:
-        """Return the keys of the sweep of a shard, in the order the scripts take them."""
+        """Return the keys for the sweep of a shard, in the scripts' order."""
         tag = tag_of(shard, self._spread_over)
         return [f"era:{tag}", f"swept:{tag}", f"sweeping:{tag}"]
 
     def probe(self, shard: int) -> list[str]:
-        """Return one key of each kind in a shard that nothing else uses, that of an upload first."""
+        """Return one unused key of each kind in a shard, the upload's kind first."""
         tag = tag_of(shard, self._spread_over)
         return [f"{kind}:{tag}:probe" for kind in sorted(KINDS, key=lambda kind: kind != "up")]
 
     def cost(self, hour: int) -> str:
-        """Return the key of what the requests of an hour since the epoch have cost, by user."""
+        """Return the key for the cost of requests in an hour (hours since the epoch), by user."""
         return f"cost:{tag_of(0, self._spread_over)}:{hour}"
 
     def challenge(self, user_id: str, challenge_id: str) -> ChallengeKeys:
@@ -147,7 +146,8 @@ def upload_keys(shard: int, upload_id: str, spread_over: int = 0) -> UploadKeys:
 
 
 def challenge_keys(shard: int, user_id: str, challenge_id: str, spread_over: int = 0) -> ChallengeKeys:
-    """No user's key is another's: ids of users hold no `/`, those of challenges are made here or matched whole."""
+    """Return the keys of a challenge. No two users share a key: user ids hold no `/`, and challenge ids are made here
+    or matched whole."""
     tag = tag_of(shard, spread_over)
     challenge = f"challenge:{tag}:{user_id}/{challenge_id}"
     return ChallengeKeys(challenge, f"probes:{tag}:{user_id}", f"unproven:{tag}:{user_id}")

@@ -1,6 +1,6 @@
-"""The accounting store: records chunks, hydrates uploads, acknowledges flushes, forgets uploads.
+"""Pending bytes in Redis: records chunks, hydrates uploads, acknowledges flushes, forgets uploads.
 
-Every verb is one Lua script and one round trip. Time is Redis `TIME`; tests pass `now_ms` instead.
+Every verb is a Lua script and takes a single round trip. Time is Redis `TIME`; tests pass `now_ms` instead.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from uploader.domain.upload import Tail, Upload, chunk_count, to_bitmap
 from uploader.runtime.crashpoints import crash_point
 from uploader.settings import Settings
 
-# While Redis keeps a tombstone, it answers for a closed upload; after that the row in the database does.
+# Redis keeps a tombstone for a closed upload for this long. After that, only the database knows the upload.
 TOMBSTONE_SECONDS = 3600
 
 _RECORD_CHUNK = Script("record_chunk")
@@ -71,7 +71,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordResult:
-    """The answer of `record_chunk`, `record_tail` and `hydrate`: the outcome, and the figures of the upload after it."""
+    """The reply of `record_chunk`, `record_tail` and `hydrate`: the outcome, and the figures of the upload."""
 
     outcome: Outcome
     received: int
@@ -82,7 +82,7 @@ class RecordResult:
 
 @dataclass(frozen=True, slots=True)
 class KnownUpload:
-    """An upload as Redis knows it, and the present era. `state` is empty if Redis does not know the upload in this era."""
+    """An upload in Redis, and the present era. `state` is empty if Redis does not know the upload in this era."""
 
     era: str
     state: str
@@ -122,8 +122,8 @@ class Pending:
     async def hydrate(
         self, upload: Upload, present: bytearray, tail: Tail | None, *, era: str, now_ms: int | None = None
     ) -> RecordResult:
-        """Rebuild an upload from its row and its map. The caller is its closer, and read `era` before both. Raises
-        Unavailable."""
+        """Rebuild an upload from the database row and the chunk map. The caller is a closer of the upload, and read
+        `era` before row and map. Raises Unavailable."""
         arguments = [
             *(
                 time_argument(now_ms),
@@ -140,9 +140,8 @@ class Pending:
         return _result(await _HYDRATE.run(self.redis, self.shards.upload(upload.id), arguments))
 
     async def introduce(self, upload: Upload, *, era: str) -> None:
-        """Tell Redis of an upload, no part, that the caller opened after it read `era`. If that has moved, or Redis
-        knows the upload, this changes nothing: no chunk that was recorded can be lost, and the caller need not be a
-        closer. Raises Unavailable."""
+        """Add an upload, not a part, that the caller opened after reading `era`. Does nothing if the era has moved or
+        Redis knows the upload. So no recorded chunk is lost, and the caller need not be a closer. Raises Unavailable."""
         arguments = ["", _era_token(), upload.id, era, 0, b"", *_shape(upload), 0, 0, "1", "", ""]
         await _HYDRATE.run(self.redis, self.shards.upload(upload.id), arguments)
 
@@ -153,25 +152,26 @@ class Pending:
         return KnownUpload(era.decode(), state.decode(errors="replace"), received, chunks)
 
     async def check_answers(self, upload_id: str) -> None:
-        """Raises Unavailable if the server that has an upload is known to be silent."""
+        """Raises Unavailable if the server with the upload is known to be silent."""
         if isinstance(self.redis, PipelinedRedis | PipelinedCluster):
             with asking(self.redis):
                 await self.redis.check_answers(self.shards.upload(upload_id).up)
 
     async def measure_all(self) -> dict[str, Measured]:
-        """Measure each queue, of all shards. Raises Unavailable."""
+        """Measure each queue over all shards. Raises Unavailable."""
         queues = {FLUSH_QUEUE: self.flush_queues, MERGE_QUEUE: self.merge_queues}
         return {name: added_up([await queue.measure() for queue in shards]) for name, shards in queues.items()}
 
     async def measure(self, upload_id: str, now_ms: int | None = None) -> dict[str, Measured]:
-        """Measure the tasks of one upload, by their queue; none if Redis does not know it. Raises Unavailable."""
+        """Measure the task of one upload, by queue. Empty if Redis does not know the upload. Raises Unavailable."""
         keys = self.shards.upload(upload_id)
         state, minute, pending_bytes, lag_ms = await _MEASURE_UPLOAD.run(self.redis, [keys.up], [time_argument(now_ms)])
         found = Measured([MinuteBucket(epoch_minute(minute), 1, pending_bytes)] if minute else [], lag_ms / 1000)
         return {queue: found for queue, its_state in STATES.items() if its_state.encode() == state}
 
     async def ack_flush(self, shard: int, flushed: list[Claim]) -> int:
-        """Say that the database has the figures of these claims; returns how many tasks are done. Raises Unavailable."""
+        """Record that the database has the figures of these claims. Return the number of finished tasks. Raises
+        Unavailable."""
         keys = self.shards.queue(shard, FLUSH_QUEUE)
 
         def ack(claims: list[Claim]) -> Awaitable[int]:
@@ -180,22 +180,22 @@ class Pending:
                 arguments += (upload_id, generation, received, lease_until_ms)
             return _ACK_FLUSH.run(self.redis, [keys.due, keys.minutes], arguments)
 
-        # On their way at once: Redis takes one after the other, and others in between.
+        # Concurrent scripts: Redis can run calls of others in between.
         firsts = range(0, len(flushed), MAX_CLAIM)
         return sum(await asyncio.gather(*(ack(flushed[first : first + MAX_CLAIM]) for first in firsts)))
 
     async def forget(self, upload_id: str, word: str | None) -> None:
-        """Drop a closed upload; leave a tombstone that says `word`, if there is one. Raises Unavailable."""
+        """Drop a closed upload. Leave a tombstone with `word`, unless `word` is None. Raises Unavailable."""
         stays = TOMBSTONE_SECONDS if word else 0
         await _FORGET.run(self.redis, self.shards.upload(upload_id), [upload_id, word or "", stays])
 
     async def lease(self, upload_id: str, now_ms: int | None = None) -> None:
-        """Keep the upload's task away from other workers for another lease. Raises Unavailable."""
+        """Keep the upload's task from other workers for another lease. Raises Unavailable."""
         arguments = [time_argument(now_ms), upload_id, _ms(self.settings.claim_lease_seconds)]
         await _LEASE_UPLOAD.run(self.redis, self.shards.upload(upload_id), arguments)
 
     async def configuration(self, *names: str) -> dict[str, str]:
-        """Return these settings of the Redis server, without those that it keeps to itself. Raises Unavailable."""
+        """Return these settings of the Redis server; empty if the server does not tell them. Raises Unavailable."""
         try:
             found = [await self.redis.config_get(name) for name in names]
         except ResponseError:
@@ -206,18 +206,18 @@ class Pending:
         return {_text(name): _text(value) for name, value in pairs}
 
     async def claim_sweep(self, shard: int) -> str | None:
-        """Claim the sweep of a shard, or renew the claim, within each lease while the sweep goes on; returns the era to
-        sweep. None if the shard was swept in this era, or another process sweeps it. Raises Unavailable."""
+        """Claim the sweep of a shard, or renew the claim; renew within each lease during the sweep. Return the era to
+        sweep; None if the shard was swept in this era, or another process sweeps it. Raises Unavailable."""
         arguments = [_era_token(), self._claimant, _ms(self.settings.claim_lease_seconds)]
         era: bytes = await _CLAIM_SWEEP.run(self.redis, self.shards.sweep(shard), arguments)
         return era.decode() or None
 
     async def end_sweep(self, shard: int, era: str) -> None:
-        """Note that this process has swept a shard in `era`, unless the era has moved since. Raises Unavailable."""
+        """Note that this process has swept a shard in `era`, unless the era has moved. Raises Unavailable."""
         await _END_SWEEP.run(self.redis, self.shards.sweep(shard), [_era_token(), self._claimant, era])
 
     async def not_closed(self, shard: int) -> AsyncIterator[str]:
-        """Yield the uploads of a shard that Redis calls open or merging, of any era. Raises Unavailable."""
+        """Yield the uploads of a shard that are open or merging in Redis, of any era. Raises Unavailable."""
         prefix = self.shards.queue(shard, FLUSH_QUEUE).task_prefix
         with asking(self.redis):
             async for key in self.redis.scan_iter(match=f"{prefix}*", count=1000):
@@ -225,8 +225,8 @@ class Pending:
                     yield key.decode(errors="replace").removeprefix(prefix)
 
     async def reset(self) -> int:
-        """Delete every key, of any number of shards; whose they are goes last: nobody else may end what dies halfway.
-        Raises Unavailable."""
+        """Delete every key, for any number of shards. The mark of the installation goes last: only the same
+        installation can continue a reset that was cut off. Raises Unavailable."""
         deleted = 0
         with asking(self.redis):
             for kind in KINDS:
@@ -242,8 +242,8 @@ def _shape(upload: Upload) -> tuple[int, int, int]:
 
 
 def _era_token() -> str:
-    """Make a new random token, which the script makes the era's if Redis has none, so that a loss of everything shows.
-    It is no secret: the kernel's randomness would cost as much as the rest of a call."""
+    """Return a random token. If Redis has no era, a script stores the token: so a loss of all keys shows. The
+    token is no secret: the kernel's randomness would cost as much as the rest of a call."""
     return f"{random.getrandbits(64):016x}"
 
 
@@ -262,7 +262,7 @@ def _result(reply: bytes) -> RecordResult:
     )
 
 
-# How much one script, or one step of a scan, looks at: so little that it holds up no other caller of Redis.
+# Limits for one script (tasks) and one step of a scan (keys): low, because other callers wait meanwhile.
 _TASKS_A_STEP = 300
 _KEYS_A_STEP = 1000
 
@@ -273,8 +273,8 @@ _TIDY_BUCKET = Script("tidy_bucket")
 
 @dataclass(frozen=True, slots=True)
 class AuditedUpload:
-    """An upload as Redis has it. `state` is empty if it has nothing, `queue` if the upload's task waits nowhere. A
-    figure that is no number is -1; so is `received` if the tail is none."""
+    """An upload as Redis has it. `state` is empty without an upload, `queue` is empty without a waiting task. -1 stands
+    for an unreadable figure; `received` is also -1 if the tail is unreadable."""
 
     state: str
     received: int
@@ -286,7 +286,7 @@ class AuditedUpload:
 
 @dataclass(frozen=True, slots=True)
 class TaskBucket:
-    """One minute bucket of a queue of uploads. Its minute is what stands there, which may be no number."""
+    """A minute bucket of a queue of uploads. `minute` is the raw text, which may not be a number."""
 
     shard: int
     queue: str
@@ -298,7 +298,8 @@ class TaskBucket:
 
 @dataclass(frozen=True, slots=True)
 class BucketStep:
-    """Some members of a bucket, as ids of tasks and of strays; whether the bucket exists, and whether the index names it."""
+    """Some members of a bucket, as tasks and strays; `exists`: the bucket has members; `indexed`: the index names the
+    bucket."""
 
     exists: bool
     indexed: bool
@@ -308,7 +309,8 @@ class BucketStep:
 
 @dataclass(eq=False, repr=False)
 class Audit:
-    """Reads all shards. Every method raises Unavailable if Redis is away."""
+    """Reads the uploads and buckets of all shards for the reconciler, and tidies buckets. Every method raises
+    Unavailable."""
 
     redis: RedisConnection
     _: KW_ONLY
@@ -322,7 +324,7 @@ class Audit:
         return AuditedUpload(state.decode(errors="replace"), received, flushed, bitmap, queue.decode(), tail)
 
     async def buckets(self) -> list[TaskBucket]:
-        """Return every bucket that exists, and every bucket that an index names."""
+        """Return all existing buckets and all buckets in an index."""
         found = set()
         with asking(self.redis):
             for shard in range(self.shards.number):
@@ -348,7 +350,7 @@ class Audit:
             yield BucketStep(bool(exists), bool(indexed), _ids(tasks), _ids(strays))
 
     async def tidy(self, bucket: TaskBucket, strays: list[str]) -> None:
-        """Take strays out of a bucket, but those that have become tasks since, and let the index name it if it exists."""
+        """Take strays out of a bucket, except strays that became tasks. Let the index name the bucket if it exists."""
         keys = self.shards.queue(bucket.shard, bucket.queue)
         await _TIDY_BUCKET.run(self.redis, [keys.due, keys.minutes], [*self._arguments(bucket), *strays])
 
@@ -364,14 +366,14 @@ def _ids(members: list[bytes]) -> list[str]:
 _ISSUE_CHALLENGE = Script("issue_challenge")
 
 
-# Of the budgets of each user: how often one may ask whether content is there, and get it wrong.
+# The window of a user's budgets: probes for content, and challenges without a good answer.
 _BUDGET_WINDOW_MS = 3_600_000
 
 
 @dataclass(eq=False, repr=False)
 class Challenges:
-    """Keeps challenges where every worker sees them: for a while, taken once, within budgets of each user. A loss of
-    Redis loses these, and no more: who answers a lost challenge gets another one, or sends the bytes."""
+    """Stores challenges for all workers: for a limited time, each for one answer, within budgets per user. If Redis
+    loses a challenge, the client gets a new challenge or sends the bytes."""
 
     settings: Settings
     redis: RedisConnection
@@ -381,7 +383,8 @@ class Challenges:
     async def issue(
         self, challenge: Challenge, *, offered: bool, ttl_seconds: float, now_ms: int | None = None
     ) -> bool:
-        """Count a probe; keep the challenge, as failed until proven, if `offered` and in budget. Raises Unavailable."""
+        """Count a probe. If `offered` and within the budgets, keep the challenge and return True; it counts as failed
+        until proven. Raises Unavailable."""
         arguments = [
             *(time_argument(now_ms), challenge.id, msgspec.json.encode(challenge), int(offered), _ms(ttl_seconds)),
             *(_BUDGET_WINDOW_MS, self.settings.proof_max_probes, self.settings.proof_max_failures),
@@ -390,18 +393,18 @@ class Challenges:
         return bool(await _ISSUE_CHALLENGE.run(self.redis, keys, arguments))
 
     async def take(self, user_id: str, challenge_id: str) -> Challenge | None:
-        """Take a challenge of this user away, so that no other call can take it again. Raises Unavailable."""
+        """Remove and return a challenge of this user; no other call can take it again. Raises Unavailable."""
         with asking(self.redis):
             kept = await self.redis.getdel(self.shards.challenge(user_id, challenge_id).challenge)
         return None if kept is None else msgspec.json.decode(kept, type=Challenge)
 
     async def give_back(self, challenge: Challenge, ttl_seconds: float) -> None:
-        """Keep a challenge again that was taken and led to nothing. Raises Unavailable."""
+        """Keep a taken challenge again, because the attempt led to nothing. Raises Unavailable."""
         key = self.shards.challenge(challenge.user_id, challenge.id).challenge
         with asking(self.redis):
             await self.redis.set(key, msgspec.json.encode(challenge), px=max(1, _ms(ttl_seconds)))
 
     async def count_as_proven(self, challenge: Challenge) -> None:
-        """Give back to the user what the challenge took of the budget. Raises Unavailable."""
+        """Return the challenge's share of the failure budget to the user. Raises Unavailable."""
         with asking(self.redis):
             await self.redis.zrem(self.shards.challenge(challenge.user_id, challenge.id).unproven, challenge.id)

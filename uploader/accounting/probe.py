@@ -1,7 +1,7 @@
-"""The probe of Redis: runs in each shard what chunks and jobs run, on keys that nothing else uses.
+"""The probe of Redis: runs the commands of chunks and jobs in each shard, on keys that nothing else uses.
 
-Whatever they would be refused, the probe is refused, too: at a start, in `/readyz`, in `uploader doctor`, and each second
-while Redis refuses something.
+A command that Redis would refuse to chunks and jobs is refused to the probe. It runs at a start, in `/readyz`, in
+`uploader doctor`, and each second while Redis refuses anything.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from uploader.errors import Unavailable
 _PROBE = Script("probe")
 _TTL_MS = 60_000
 _DO_NOTHING = "return 1"
-# Without these workers are late by a second, and nothing is refused.
+# Without these rights workers are late by a second, and nothing fails.
 _WAKING = frozenset({"+publish", "&wake:*"})
 _SUBSCRIBE = "+subscribe"
 _SUBSCRIBE_SECONDS = 2.0
@@ -37,20 +37,20 @@ class Probe:
         return refusals_of(self.redis)
 
     def diagnosis_of(self, error: BaseException) -> Diagnosis | None:
-        """Return what Redis refused by an error of `run`; None if it did not answer."""
+        """Return the diagnosis of an error from `run`; None if Redis did not answer."""
         return None if error.__cause__ is None or code_of(error.__cause__) is None else self.refusals.diagnosis
 
     async def run(self) -> None:
-        """Raises Unavailable if Redis is away, or refuses something, which `refusals` names then."""
+        """Raises Unavailable if Redis is away, or refuses something; then `refusals` has the diagnosis."""
         try:
-            # EVAL, too: it runs each script for the first time after a start of Redis.
+            # Uses EVAL, too: scripts run by EVAL for the first time after a start of Redis.
             runs = asyncio.gather(*map(self._run_in, range(self.shards.number)))
             lacking = {*chain(*await runs), *([] if await self._may_touch(INSTALLATION) else [f"~{INSTALLATION}"])}
         except Unavailable as error:
             if code_of(error.__cause__ or error) != "NOPERM":
                 raise
             lacking = await self._lacking_keys()
-            if not lacking:  # a command, which the error names
+            if not lacking:  # a right for a command, which the error names
                 raise
         self.refusals.mute = (self.refusals.mute & {_SUBSCRIBE}) | (lacking & _WAKING)
         if lacking - _WAKING:
@@ -59,7 +59,7 @@ class Probe:
         self.refusals.passed()
 
     async def _run_in(self, shard: int) -> list[str]:
-        """Return the rights that are lacking. Raises Unavailable."""
+        """Return the lacking rights. Raises Unavailable."""
         found = await _PROBE.run(self.redis, self.shards.probe(shard), [_TTL_MS, self._channel(shard)])
         if isinstance(found, bytes):
             with asking(self.redis):
@@ -84,7 +84,7 @@ class Probe:
         return True
 
     async def diagnoses(self) -> list[Diagnosis]:
-        """Tell what keeps workers from being woken."""
+        """Return a diagnosis if Redis' announcements can't reach workers."""
         if isinstance(self.redis, Redis):
             try:
                 async with self.redis.pubsub() as subscription, asyncio.timeout(_SUBSCRIBE_SECONDS):

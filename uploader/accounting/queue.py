@@ -1,7 +1,7 @@
-"""The delay queue: tasks that become due at a time of their own, are pushed back or cancelled, and claimed with a lease.
+"""The delay queue: each task becomes due at its own time, can be pushed back or cancelled, and is claimed with a lease.
 
-The logic is the Lua prelude `scripts/_delay.lua`, which the scripts about uploads use, too; the verbs here are thin. Knows
-nothing of what a task means. Time is Redis `TIME`; tests pass `now_ms` instead.
+The logic is in the Lua prelude `scripts/_delay.lua`, which the scripts about uploads share; the verbs here are thin.
+Knows nothing of the meaning of a task. Time is Redis `TIME`; tests pass `now_ms` instead.
 """
 
 import asyncio
@@ -25,15 +25,14 @@ from uploader.runtime.tasks import ended
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
-_RETRY_REFUSED_SECONDS = 15.0  # somebody has to give the right first
-_READ_SECONDS = 4.0  # shorter than the time-out of the connection, which would break a silent one off
+_RETRY_REFUSED_SECONDS = 15.0  # an administrator has to grant the right first
+_READ_SECONDS = 4.0  # shorter than the time-out of the connection, which closes silent connections
 
 
 @asynccontextmanager
 async def wakeups(redis: RedisConnection, bells: Mapping[str, Bell]) -> AsyncIterator[None]:
-    """Wake workers that sleep until a task is due: ring the bell of a channel when a script announces there that an earlier
-    one is scheduled, here or for another process. Pub/sub may lose a message; then a worker is late, by what it sleeps at
-    the most."""
+    """Wake sleeping workers: ring the bell of a channel when a script announces an earlier task there, for any process.
+    Pub/sub may lose a message; then a worker is late by its longest sleep."""
     listening = asyncio.create_task(_listen(redis, bells), name="waker") if bells and _has_channels(redis) else None
     try:
         yield
@@ -43,7 +42,8 @@ async def wakeups(redis: RedisConnection, bells: Mapping[str, Bell]) -> AsyncIte
 
 
 def _has_channels(redis: RedisConnection) -> TypeGuard[Redis]:
-    """Return whether announcements can be heard: redis-py has no pub/sub for a Cluster; there workers sleep briefly."""
+    """Return whether the client hears announcements. redis-py has no pub/sub for a Cluster; there workers sleep
+    briefly."""
     return isinstance(redis, Redis)
 
 
@@ -76,13 +76,13 @@ async def _listen(redis: Redis, bells: Mapping[str, Bell]) -> None:
         await asyncio.sleep(pause_seconds)
 
 
-# A claim looks at so many tasks at most: about 1 ms, which holds up no other caller of Redis.
+# Tasks that one claim looks at: they take about 1 ms, so other callers of Redis do not wait long.
 MAX_CLAIM = 100
-# To tell when the earliest is due, so many tasks that were pushed back are looked at.
+# Tasks that were pushed back, to look at for the earliest due time.
 _LOOKED_AT = 50
-# A worker sleeps for so long at most before it looks again, while any task waits, and while none does; `_delay.lua`
-# announces one that is due sooner. Where an announcement is lost, the bytes that an idle server gets first are due after the
-# quiet interval, by default no sooner than it looks.
+# The longest sleeps of a worker, while tasks wait and while none wait. `_delay.lua` announces a task that is due
+# sooner. If an announcement to an idle server is lost, the first bytes are still due only after the quiet interval, by
+# default no sooner than the next look.
 POLL_SECONDS = 1.0
 IDLE_SECONDS = 5.0
 
@@ -94,15 +94,15 @@ _NEXT_DUE = Script("next_due")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A claimed task; the token tells this claim from all others."""
+    """A claimed task. The token identifies the claim."""
 
     id: str
     token: str
 
 
 class DelayQueue:
-    """One named queue over all shards: a task is in that of its id. Every verb is one script for each shard that it
-    concerns, and raises Unavailable if Redis is away."""
+    """A named queue over all shards. The id of a task determines its shard. Every verb runs scripts in the shards of
+    its tasks, and raises Unavailable if Redis is away."""
 
     def __init__(self, redis: RedisConnection, shards: Shards, name: str) -> None:
         self._redis = redis
@@ -121,8 +121,8 @@ class DelayQueue:
     async def schedule(
         self, delays_seconds: Mapping[str, float], *, sooner: bool = False, now_ms: int | None = None
     ) -> int:
-        """Let each task become due after a delay of its own, whatever was said before; with `sooner` unless that is as
-        soon. Return how many were scheduled."""
+        """Schedule each task after its own delay, and replace earlier times. With `sooner`, keep a time that is as
+        early. Return the number of scheduled tasks."""
         of_shards: dict[int, list[tuple[str, float]]] = defaultdict(list)
         for task_id, delay in delays_seconds.items():
             of_shards[self._shards.of(task_id)].append((task_id, delay))
@@ -133,17 +133,16 @@ class DelayQueue:
         return scheduled
 
     async def push_back(self, task_id: str, delay_seconds: float, *, now_ms: int | None = None) -> bool:
-        """Let a waiting task become due later (or sooner), counted from now; False if the task does not wait."""
+        """Schedule a waiting task anew, later or sooner, counted from now. Return False if the task does not wait."""
         return bool(await self._schedule([(task_id, delay_seconds)], "present", now_ms))
 
     async def extend(self, task: Task, lease_seconds: float, *, now_ms: int | None = None) -> bool:
-        """Let a claim end so much later than now; False if the task is not this claim's any more."""
+        """Let the lease of a claim end this many seconds from now. Return False if the claim has lost the task."""
         return bool(await self._schedule([(task.id, lease_seconds)], "present", now_ms, task.token))
 
     async def _schedule(
         self, delays_seconds: Sequence[tuple[str, float]], mode: str, now_ms: int | None, token: str = ""
     ) -> int:
-        """Schedule tasks of one shard."""
         keys = self._keys_of(delays_seconds[0][0])
         each = [(task_id, round(delay * 1000)) for task_id, delay in delays_seconds]
         tasks = [f"{keys.task_prefix}{task_id}" for task_id, _ in each]
@@ -151,12 +150,12 @@ class DelayQueue:
         return int(await _SCHEDULE.run(self._redis, [keys.due, keys.minutes, *tasks], arguments))
 
     async def cancel(self, *task_ids: str) -> int:
-        """Take tasks out, claimed or not; return how many were there."""
+        """Remove tasks, claimed or not. Return the number of removed tasks."""
         return sum([await self.ack(Task(task_id, "")) for task_id in task_ids])
 
     async def ack(self, task: Task) -> bool:
-        """Say that a claimed task is done. False, and nothing happens, if this worker has lost its claim: its lease ended
-        and another worker claimed the task, or the task was scheduled anew."""
+        """Mark a claimed task as done. Return False and do nothing if the claim has lost the task: the lease ended and
+        another worker claimed the task, or the task was scheduled again."""
         keys = self._keys_of(task.id)
         task_keys = [keys.due, keys.minutes, f"{keys.task_prefix}{task.id}"]
         return bool(await _CANCEL.run(self._redis, task_keys, [task.id, task.token]))
@@ -164,10 +163,10 @@ class DelayQueue:
     async def claim(
         self, limit: int = MAX_CLAIM, *, lease_seconds: float, token: str | None = None, now_ms: int | None = None
     ) -> list[Task]:
-        """Claim at most `limit` due tasks, none only if none is due. Each is due again when the lease ends, unless it was
-        acknowledged before."""
+        """Claim at most `limit` due tasks. The result is empty only if no task is due. A task is due again when the
+        lease ends, unless it was acknowledged."""
         token, claimed = token or secrets.token_hex(16), list[Task]()
-        self._first = (self._first + 1) % self._shards.number  # none of them is always the last
+        self._first = (self._first + 1) % self._shards.number  # start at another shard each time, to be fair
         for keys in self._all[self._first :] + self._all[: self._first]:
             looked = left = limit - len(claimed)
             while left and looked >= left:
@@ -183,7 +182,7 @@ class DelayQueue:
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     async def pause_seconds(self) -> float:
-        """Return how long somebody may sleep for whom nothing is due."""
+        """Return how long to sleep if no task is due."""
         return _pause_seconds(self._redis, await self.next_due())
 
     def _keys_of(self, task_id: str) -> QueueKeys:
@@ -191,7 +190,7 @@ class DelayQueue:
 
 
 async def next_due(redis: RedisConnection, keys: QueueKeys, now_ms: int | None = None) -> float | None:
-    """Return the seconds until the earliest task is due; less, where many were pushed back. Raises Unavailable."""
+    """Return the seconds until the earliest task is due; fewer if many tasks were pushed back. Raises Unavailable."""
     arguments = [time_argument(now_ms), keys.task_prefix, _LOOKED_AT]
     delay_ms = await _NEXT_DUE.run(redis, [keys.due, keys.minutes], arguments)
     return None if delay_ms < 0 else delay_ms / 1000
@@ -203,7 +202,7 @@ def _pause_seconds(redis: RedisConnection, due_seconds: float | None) -> float:
     return IDLE_SECONDS if _announces(redis) else POLL_SECONDS
 
 
-# The state that an upload has while its task waits in each queue.
+# The state of an upload whose task waits in each queue.
 STATES = {FLUSH_QUEUE: "open", MERGE_QUEUE: "merging"}
 
 _CLAIM_DUE = Script("claim_due")
@@ -211,20 +210,20 @@ _MEASURE_QUEUE = Script("measure_queue")
 
 
 class Claim(NamedTuple):
-    """A claimed task of an upload: the upload's figures at that moment, and when the lease of the claimant ends."""
+    """A claimed task of an upload: the upload's figures at the claim, and the end of the lease."""
 
     upload_id: str
     generation: int
     received: int
     state: str
     lease_until_ms: int
-    # By how much the earliest of the tasks that were claimed with it was overdue.
+    # How overdue the earliest task of the same claim was.
     late_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MinuteBucket:
-    """A minute of a queue and its tasks: the epoch minute is None if the index has something else there."""
+    """A minute of a queue and its tasks. `minute` is None if the index entry is not a number."""
 
     minute: int | None
     tasks: int
@@ -235,7 +234,7 @@ class MinuteBucket:
 class Measured:
     # The earliest minute first.
     buckets: list[MinuteBucket]
-    # By how much the earliest task is overdue.
+    # How overdue the earliest task is.
     lag_seconds: float
 
     @property
@@ -248,7 +247,7 @@ class Measured:
 
 
 def added_up(queues: list[Measured]) -> Measured:
-    """Add several up to one: those of shards, or pages of one."""
+    """Add up the measures of several shards, or of several pages of one shard."""
     minutes: dict[int | None, MinuteBucket] = {}
     for other in chain.from_iterable(queue.buckets for queue in queues):
         one = minutes.get(other.minute, MinuteBucket(other.minute, 0, 0))
@@ -275,15 +274,16 @@ class UploadQueue:
         return self._keys.wake
 
     async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
-        """Claim at most `limit` due tasks, none only if none is due, each until the lease ends. Raises Unavailable."""
+        """Claim at most `limit` due tasks until the lease ends. The result is empty only if no task is due. Raises
+        Unavailable."""
         while True:
             looked, claims = await self._look(limit, now_ms)
             if claims or looked < limit:
                 return claims
 
     async def claim_many(self, scripts: int, now_ms: int | None = None) -> tuple[list[Claim], bool]:
-        """Claim what is due by at most so many scripts, and tell whether more may be due. Where one leaves some, all
-        others are on their way at once. Raises Unavailable."""
+        """Claim due tasks by at most `scripts` scripts; return whether more may be due. If the first script finds a
+        full batch, the other scripts run concurrently. Raises Unavailable."""
         looked, claims = await self._look(MAX_CLAIM, now_ms)
         if looked < MAX_CLAIM:
             return claims, False
@@ -292,7 +292,8 @@ class UploadQueue:
         return claims, all(looked == MAX_CLAIM for looked, _ in others)
 
     async def _look(self, limit: int, now_ms: int | None) -> tuple[int, list[Claim]]:
-        """Return how many due places were looked at, and what was claimed; a task that was pushed back is not."""
+        """Return the number of due members that were looked at, and the claims. A task that was pushed back is not
+        claimed."""
         arguments = [time_argument(now_ms), self._lease_ms, limit, self._keys.task_prefix]
         reply = await _CLAIM_DUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
         looked, late_ms, lease_until_ms = reply[:3]
@@ -306,11 +307,12 @@ class UploadQueue:
         return await next_due(self._redis, self._keys, now_ms)
 
     async def pause_seconds(self) -> float:
-        """Return how long a worker may sleep that has nothing to do in this queue. Raises Unavailable."""
+        """Return how long a worker may sleep if no task of this queue is due. Raises Unavailable."""
         return _pause_seconds(self._redis, await self.next_due())
 
     async def measure(self, now_ms: int | None = None) -> Measured:
-        """Count the waiting tasks, page by page: one that moves meanwhile may count twice, or not. Raises Unavailable."""
+        """Count the waiting tasks page by page. A task that moves meanwhile may count twice, or not at all. Raises
+        Unavailable."""
         found: list[Measured] = []
         minute, position = b"", 0
         while True:
@@ -325,7 +327,7 @@ class UploadQueue:
 
 
 def epoch_minute(text: bytes) -> int | None:
-    """Return the minute that stands in the index; None if it is none."""
+    """Return the minute of an index entry; None if it is not a number."""
     return int(text) if text.isdigit() and len(text) <= 8 else None
 
 

@@ -1,5 +1,5 @@
-"""Connects to Redis or Valkey by URL (a server, a Cluster, or the master that Sentinels name), runs the Lua scripts
-there, and tells whose the keys are."""
+"""Connects to Redis or Valkey by URL (a server, a Cluster, or the master of Sentinels), runs the Lua scripts, and marks
+the keys with the id of their installation."""
 
 import asyncio
 import hashlib
@@ -43,20 +43,21 @@ from uploader.runtime.wait_budget import LEAST, wait_budget, waiting
 
 
 def packed_script(sha: str, numkeys: int, keys_and_args: Sequence[Any]) -> bytes:
-    """Return the command that runs a script, as it is sent."""
+    """Return the bytes of the command that runs a script."""
     command: bytes = hiredis.pack_command(("EVALSHA", sha, numkeys, *keys_and_args))
     return command
 
 
 @dataclass(eq=False, repr=False)
 class Pipeline:
-    """One connection to one server for all calls of a process: sends the calls of one turn of the event loop together.
+    """The connection to a server for all scripts of a process. Sends the calls of one turn of the event loop together.
 
     redis-py costs several times as much per call, and a chunk is one call. redis-py still finds the server, logs in and
-    pools connections for everything else. This class takes over one of its connections, and so touches private parts of
-    redis-py, which `tests/unit/test_private_parts.py` names."""
+    pools connections for everything else. This class takes over a connection of redis-py.
+    `tests/unit/test_private_parts.py` names the private parts of redis-py that are used here.
+    """
 
-    # `options`: those of redis-py for its connections.
+    # redis-py's options for connections.
     connection_class: type[AbstractConnection]
     options: Mapping[str, Any]
     _pipe: "_Pipe | None" = field(default=None, init=False)
@@ -64,21 +65,21 @@ class Pipeline:
     _closed: bool = field(default=False, init=False)
 
     def send(self, command: bytes) -> "asyncio.Future[Any] | None":
-        """Return the reply to come; None without a connection."""
+        """Return the future reply; None without a connection."""
         pipe = self._pipe
         return None if pipe is None or pipe.lost else pipe.call(command)
 
     async def call(self, command: bytes) -> Any:
-        """Return the reply. Raises as redis-py."""
+        """Send a command and return the reply. Raises the errors of redis-py."""
         return await (self.send(command) or (await self._connect()).call(command))
 
     async def _connect(self) -> "_Pipe":
-        """Make a connection: all calls that wait for it share one attempt."""
+        """Connect. All waiting calls share one attempt."""
         if self._closed:
             raise exceptions.ConnectionError("The client is closed.")
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._make_pipe(), name="connecting to redis")
-            # Its error is nobody's, if all who wait for it have given up by then.
+            # Retrieve the error: by now all waiting calls may have given up.
             self._connecting.add_done_callback(lambda made: made.cancelled() or made.exception())
         connecting = self._connecting
         try:
@@ -90,10 +91,10 @@ class Pipeline:
             raise
 
     async def _make_pipe(self) -> "_Pipe":
-        once = {"retry": Retry(NoBackoff(), 0), "protocol": 2}  # each call tries again by itself
+        once = {"retry": Retry(NoBackoff(), 0), "protocol": 2}  # no retries, because each call retries by itself
         connection = self.connection_class(**{**self.options, **once})
         try:
-            async with asyncio.timeout(self.options["socket_connect_timeout"]):  # with the log-in
+            async with asyncio.timeout(self.options["socket_connect_timeout"]):  # includes the log-in
                 await connection.connect()  # type: ignore[no-untyped-call]
         except BaseException:
             await connection.disconnect(nowait=True)
@@ -104,7 +105,7 @@ class Pipeline:
         return self._pipe
 
     async def aclose(self) -> None:
-        """Close the connection: every waiting call raises ConnectionError, and each further one."""
+        """Close the connection. All waiting and later calls raise ConnectionError."""
         self._closed = True
         if self._connecting is not None:
             await ended(self._connecting)
@@ -113,7 +114,7 @@ class Pipeline:
 
 
 class _Pipe(asyncio.Protocol):
-    """A connection that was taken over from redis-py, logged in. The server replies in the order of the commands."""
+    """A logged-in connection, taken over from redis-py. The server replies in the order of the commands."""
 
     def __init__(self, writer: asyncio.StreamWriter, timeout_seconds: float | None) -> None:
         self._timeout_seconds = timeout_seconds
@@ -123,13 +124,14 @@ class _Pipe(asyncio.Protocol):
         self._transport.set_protocol(self)
         self._parser = hiredis.Reader(protocolError=exceptions.InvalidResponse, replyError=DefaultParser.parse_error)
         self._unsent: list[bytes] = []
-        # One entry a command, sent or about to be, with its time. A cancelled call keeps its entry, because its reply comes.
+        # An entry per command, sent or unsent, with the time. A cancelled call keeps its entry, because the reply still
+        # comes.
         self._outstanding: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._watch: asyncio.TimerHandle | None = None
         self.lost = False
 
     def call(self, command: bytes) -> "asyncio.Future[Any]":
-        """Return the reply to come. Raises ConnectionError if the connection is lost."""
+        """Return the future reply. Raises ConnectionError if the connection is lost."""
         if self.lost:
             raise exceptions.ConnectionError("The connection was lost.")
         if not self._unsent:
@@ -156,7 +158,7 @@ class _Pipe(asyncio.Protocol):
             self._parser.feed(data)
             while not self.lost and (reply := self._parser.gets()) is not False:
                 self._take(reply)
-        except (exceptions.RedisError, IndexError) as error:  # the server sent no reply, or one too many
+        except (exceptions.RedisError, IndexError) as error:  # no valid reply, or a reply too many
             self.end(exceptions.ConnectionError(f"The server broke the protocol: {error}"))
 
     def _take(self, reply: Any) -> None:
@@ -170,7 +172,7 @@ class _Pipe(asyncio.Protocol):
             waiting.set_result(reply)
 
     def _look_for_late_replies(self) -> None:
-        """Look with one timer for all calls: the first outstanding reply is the oldest."""
+        """Check for late replies by one timer for all calls: the first outstanding reply is the oldest."""
         self._watch = None
         if self.lost or not self._outstanding or self._timeout_seconds is None:
             return
@@ -184,7 +186,7 @@ class _Pipe(asyncio.Protocol):
         self.end(exceptions.ConnectionError(f"The server closed the connection: {exc}"))
 
     def end(self, error: exceptions.RedisError) -> None:
-        """Let go of the connection; every waiting call raises `error`."""
+        """Drop the connection. All waiting calls raise `error`."""
         if self.lost:
             return
         self.lost = True
@@ -200,20 +202,19 @@ def _refuse(waiting: "asyncio.Future[Any]", error: Exception) -> None:
     if waiting.done():
         return
     waiting.set_exception(error)
-    waiting.exception()  # retrieved, because the call may be cancelled at this moment and never ask
+    waiting.exception()  # retrieved, because the call may be cancelled now and never retrieve it
 
 
 _STORE = "redis"
 
 RedisConnection = Redis | RedisCluster
 
-# What the client raises when the server is away. RuntimeError is what uvloop raises if a connection closes while a command
-# is written to it.
+# Errors of the client while the server is away. uvloop raises RuntimeError if a connection closes during a write.
 AWAY = (exceptions.RedisError, OSError, TimeoutError, RuntimeError)
 
 _FOLDER = files("uploader.accounting.scripts")
 PRELUDES = ("_delay.lua", "_era.lua", "_upload.lua")
-# Where in a script, which differs by script: the same error of several is one.
+# The position in a script, dropped from messages: the same error from several scripts counts as one.
 _IN_SCRIPT = re.compile(r" script: \S*,? ?on @user_script.*$", re.DOTALL)
 _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 _DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
@@ -225,16 +226,16 @@ def _preludes() -> tuple[str, ...]:
 
 
 class Script:
-    """Runs one verb: a Lua file with what it needs of the preludes before it, by its SHA-1 (`EVALSHA`, `EVAL`)."""
+    """A verb: a Lua file with the definitions it uses from the preludes. Runs by SHA-1 (`EVALSHA`), first by `EVAL`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.source = assembled(*_preludes(), (_FOLDER / f"{name}.lua").read_text())
-        # Redis names scripts by their SHA-1; nothing secret hangs on it.
+        # Redis names scripts by SHA-1, which needs no security here.
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     async def run(self, redis: RedisConnection, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Return the script's reply. The client may retry: every script is idempotent. Raises Unavailable."""
+        """Run the script and return its reply. The client may retry: every script is idempotent. Raises Unavailable."""
         try:
             try:
                 reply = await redis.evalsha(self.sha, len(keys), *keys, *arguments)
@@ -246,9 +247,10 @@ class Script:
         return reply
 
 
-# Of each client: a Redis that does not answer, which the log has once. What Redis answers is for its `Refusals`.
+# For each client: the fault of a Redis that does not answer, logged once. `Refusals` has the errors of a Redis
+# that answers.
 _troubles: "WeakKeyDictionary[RedisConnection, Trouble]" = WeakKeyDictionary()
-# What the pool of redis-py says when nobody has given a connection back in time.
+# redis-py's message when no connection came back to the pool in time.
 _POOL_FULL = "No connection available"
 
 
@@ -258,8 +260,8 @@ def _worked(redis: RedisConnection) -> None:
 
 
 def away(redis: RedisConnection, error: Exception) -> Unavailable:
-    """Make the error to raise where Redis is away, or refuses a command, as `error` says; note it. The log has a fault that
-    lasts once."""
+    """Return the error to raise for `error`: Redis is away, busy, or refuses a command. Note it; a fault that lasts is
+    logged once."""
     refusals = refusals_of(redis)
     code, place = refusals.note(error), f"Redis at {_place_of(redis)}"
     meant: Unavailable
@@ -295,7 +297,7 @@ def asking(redis: RedisConnection) -> Iterator[None]:
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Return whether Redis lets nobody in."""
+    """Return whether Redis rejects the user or password."""
     return isinstance(error, exceptions.AuthenticationError)
 
 
@@ -305,7 +307,7 @@ def _place_of(redis: RedisConnection) -> str:
     facts = vars(redis.connection_pool) | redis.connection_pool.connection_kwargs
     if "path" in facts:
         return str(facts["path"])
-    if "service_name" in facts:  # a Sentinel's pool knows its master by name
+    if "service_name" in facts:  # the pool of a Sentinel knows the master by name
         asked = [sentinel.connection_pool.connection_kwargs for sentinel in facts["sentinel_manager"].sentinels]
         sentinels = ", ".join(f"{each['host']}:{each['port']}" for each in asked)
         return f"{facts['service_name']} of the Sentinels {sentinels} (UPLOADER_REDIS_URL)"
@@ -313,8 +315,8 @@ def _place_of(redis: RedisConnection) -> str:
 
 
 def assembled(*parts: str) -> str:
-    """Return the last part with those definitions of the others before it that it names, or that these name: each
-    function that a script defines costs every run of it."""
+    """Return the last part with the definitions of the other parts that it needs, directly or by other definitions.
+    Every definition costs time in every run of a script."""
     *preludes, source = parts
     source = _COMMENT.sub("", source)
     for name, definition in _definitions(*preludes):
@@ -325,7 +327,7 @@ def assembled(*parts: str) -> str:
 
 @cache
 def _definitions(*preludes: str) -> list[tuple[re.Pattern[str], str]]:
-    """Return each definition with what names it, the last one first."""
+    """Return the definitions, the last one first, each with a pattern for its name."""
     plain = (_COMMENT.sub("", part) for part in preludes)
     _, *pieces = _DEFINITION.split("\n".join((f"local FORMAT = {FORMAT}", *plain)))
     pairs = zip(pieces[::2], pieces[1::2], strict=True)
@@ -333,19 +335,19 @@ def _definitions(*preludes: str) -> list[tuple[re.Pattern[str], str]]:
 
 
 def answering(timeout_seconds: float) -> AbstractAsyncContextManager[None]:
-    """Bound one call of Redis, with its retries and all connections made for it. Raises TimeoutError of redis-py."""
+    """Limit the time of a call of Redis, including retries and new connections. Raises TimeoutError of redis-py."""
     return waiting(_STORE, timeout_seconds, exceptions.TimeoutError)
 
 
 def time_argument(now_ms: int | None) -> int | str:
-    """Return the argument `now_ms` of the scripts: '' lets them ask Redis `TIME`; tests pass a time."""
+    """Return the argument `now_ms` of the scripts: '' for Redis `TIME`; tests pass a time."""
     return "" if now_ms is None else now_ms
 
 
 @dataclass(eq=False, repr=False)
 class _Gate:
-    """Lets calls through to a server, or to whichever node of a Cluster has a slot, until it falls silent. Then `ping`
-    tries it now and then."""
+    """The breaker of a server, or of the node of a Cluster with a slot. Lets calls through until the server is silent;
+    then tries it by `ping` from time to time."""
 
     ping: Callable[[], Awaitable[Any]]
     ping_seconds: float
@@ -356,18 +358,18 @@ class _Gate:
     async def ask(
         self, call: Callable[[], Awaitable[Any]], send: Callable[[], "asyncio.Future[Any] | None"] | None = None
     ) -> Any:
-        """Return what `call` returns, bounded as `answering`; or the reply that `send` tells of, if there is a connection.
-        The breaker hears of it. Raises as `check_answers`."""
+        """Return the reply of `send`, which uses an open connection, or else of `call`, bounded as in `answering`. Tell
+        the breaker the outcome. Raises as `check_answers`."""
         if self.breaker.is_open:
             await self.check_answers()
         own, seconds, began = wait_budget(), self.timeout_seconds, time.monotonic()
         left = own.left(_STORE, seconds)
         try:
             try:
-                # It gives up in that time by itself: a timer for each call would cost half as much as all else of a call.
+                # `send` times out by itself: a timer for each call would cost half as much as the rest of a call.
                 sent = send() if send is not None and left == seconds else None
                 reply = None if sent is None else await sent
-            except exceptions.ConnectionError:  # the server closed it meanwhile
+            except exceptions.ConnectionError:  # the server closed the connection meanwhile
                 sent = None
             finally:
                 own.note(began, seconds * LEAST)
@@ -377,7 +379,7 @@ class _Gate:
         except exceptions.TimeoutError as error:
             if sent is not None:
                 own.give_up(_STORE)
-            if left:  # or it is known to be silent
+            if left:  # without time left, the silence was known before
                 self.breaker.unanswered(str(error))
             raise
         if self.breaker.unanswered_calls:
@@ -385,7 +387,7 @@ class _Gate:
         return reply
 
     async def check_answers(self) -> None:
-        """Raises TimeoutError of redis-py if the server is known to be silent, and does not answer the `ping` at once."""
+        """Raises TimeoutError of redis-py if the server is known to be silent and does not answer a `ping` at once."""
         if not self.breaker.is_open:
             return
         try:
@@ -404,16 +406,16 @@ class _Gate:
                 await self.ping()
 
     async def aclose(self) -> None:
-        """End a try under way, unless it is that which calls this."""
+        """End a running `ping`, unless the caller is that `ping`."""
         if self._trying is not None and self._trying is not asyncio.current_task():
             await ended(self._trying)
 
 
 class PipelinedRedis(Redis):
-    """A client of one server whose scripts share a connection."""
+    """A client of a single server. Scripts share a connection."""
 
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
-        """Run a script as redis-py does, with its retries: for scripts that may be run twice."""
+        """Run a script with redis-py's retries: every script may run twice."""
         command, retry = packed_script(sha, numkeys, keys_and_args), self.connection_pool.connection_kwargs["retry"]
         call = partial(self._pipeline.call, command)
         return await self._gate.ask(
@@ -434,8 +436,8 @@ class PipelinedRedis(Redis):
         return Pipeline(self.connection_pool.connection_class, self.connection_pool.connection_kwargs)
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Send a command as redis-py does. The connections to a server that takes no writes any more are dropped: by
-        its address, or from its Sentinels, the next ones may find the one that took its place."""
+        """Send a command by redis-py. If the server became read-only, drop its connections: new connections may find
+        its successor at the same address or by the Sentinels."""
         try:
             return await self._gate.ask(partial(super().execute_command, *args, **options))
         except exceptions.ReadOnlyError:
@@ -444,7 +446,7 @@ class PipelinedRedis(Redis):
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await self._gate.aclose()
-        await self._pipeline.aclose()  # also one that nobody has used: nobody is let in after
+        await self._pipeline.aclose()  # also an unused pipeline, which then refuses later calls
         await super().aclose(close_connection_pool)
 
 
@@ -454,12 +456,12 @@ async def _try_again(_error: Exception) -> None:
 
 CONNECTIONS = 64
 TIMEOUT_SECONDS = 5.0
-# A log-in that takes longer is none.
+# A log-in may take no longer.
 _CONNECT_SECONDS = 2.0
-# Of those that are asked one after the other, some may hang.
+# Short, because Sentinels are asked one after the other, and some may hang.
 _SENTINEL_SECONDS = 0.5
 _PAUSES_SECONDS = (0.01, 0.05, 0.25, 1.0)
-# What a node of a Cluster says, or does, that has a key no more: each script may be run twice.
+# The errors of a Cluster's node that has lost a key, or is down. Then the script may run twice.
 _ELSEWHERE = (
     *(exceptions.AskError, exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.ReadOnlyError),
     *(exceptions.ConnectionError, exceptions.TimeoutError, OSError),
@@ -467,17 +469,16 @@ _ELSEWHERE = (
 
 
 def connect(url: str, *, connections: int = CONNECTIONS, timeout_seconds: float = TIMEOUT_SECONDS) -> RedisConnection:
-    """Return a client that connects when it is first used, by any of the URLs that docs/redis.md lists.
-    `connections`: how many at most (of a Cluster: to each node), beside the one of all scripts. Raises ValueError with
-    what is wrong with the URL."""
+    """Return a client for a URL that docs/redis.md allows. It connects at the first use. `connections`: the most, for a
+    Cluster to each node, besides the connection of the scripts. Raises ValueError with the fault of the URL."""
     address = parse_redis_url(url)
     options = _options(timeout_seconds) | {"username": address.username, "password": address.password}
     options |= _tls_options(address.tls)
     if address.kind is RedisKind.CLUSTER:
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
-        # Each call tries again by itself, and other nodes tell what becomes of one that hangs.
+        # Half, because each call retries by itself, and other nodes know the successor of a silent node.
         options["socket_timeout"] = timeout_seconds / 2
-        # As many again: redis-py looks for the nodes beside the calls.
+        # Twice as many, because redis-py uses connections of its own to find the nodes.
         return PipelinedCluster(
             connections, timeout_seconds, startup_nodes=nodes, max_connections=2 * connections, **options
         )
@@ -493,12 +494,12 @@ def connect(url: str, *, connections: int = CONNECTIONS, timeout_seconds: float 
 def connect_to_socket(
     path: str, *, connections: int = CONNECTIONS, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> RedisConnection:
-    """Connect, as `connect`, to a Unix socket whose path need not fit into a URL."""
+    """Connect, as `connect`, to a Unix socket. Its path may not fit into a URL."""
     return _connect(UnixDomainSocketConnection, connections, _options(timeout_seconds), path=path)
 
 
 def _connect(kind: Any, connections: int, options: dict[str, Any], **place: Any) -> RedisConnection:
-    return PipelinedRedis.from_pool(  # which it closes
+    return PipelinedRedis.from_pool(  # the client closes the pool
         BlockingConnectionPool(
             connection_class=kind,
             max_connections=connections,
@@ -528,29 +529,29 @@ def _tls_options(tls: Tls | None) -> dict[str, Any]:
 
 
 def _retry() -> Retry:
-    # A retry covers a connection that the server closed meanwhile. It is safe, because every script is idempotent. Who does
-    # not answer is not asked again: the caller has waited long enough.
+    # A retry helps if the server closed the connection meanwhile. It is safe, because every script is idempotent. After
+    # a time-out there is no retry: the caller has waited long enough.
     return Retry(ExponentialBackoff(cap=0.2, base=0.02), retries=2, supported_errors=(exceptions.ConnectionError,))
 
 
 class PipelinedCluster(RedisCluster):
-    """Bounds what redis-py does not, and calls again what it breaks off: when one call reads the slots anew, redis-py
-    closes the connections of all others, which raise AttributeError. That is safe, because every script is
-    idempotent."""
+    """A client of a Cluster that limits connections and time, and retries calls that redis-py breaks off: when one call
+    reads the slots anew, redis-py closes the connections of all other calls, which raise AttributeError. A retry is
+    safe, because every script is idempotent."""
 
     def __init__(self, connections: int, timeout_seconds: float, **options: Any) -> None:
         super().__init__(**options)
-        # redis-py refuses a call that finds no connection, instead of letting it wait.
+        # Without this, redis-py refuses a call that finds no connection, instead of letting the call wait.
         self._turns = asyncio.Semaphore(connections)
         self._timeout_seconds = timeout_seconds
-        # To each master, by its name.
+        # The pipeline to each master, by the master's name.
         self._pipelines: dict[str, Pipeline] = {}
-        # Of slots, and not of nodes: another one may take a slot over.
+        # By slot, not by node, because another node may take over a slot.
         self._gates: dict[int, _Gate] = {}
 
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
-        """Run a script as redis-py does: over the pipeline to the master that has the keys. Where it has them no more,
-        or is away, redis-py looks for them, and the next call finds them."""
+        """Run a script over the pipeline to the master that has the keys. If that fails, call by redis-py and so find
+        the new master."""
         find_anew = partial(super().evalsha, sha, numkeys, *keys_and_args)
 
         async def call() -> Any:
@@ -570,24 +571,24 @@ class PipelinedCluster(RedisCluster):
         slot = key_slot(key.encode())
         gate = self._gates.get(slot)
         if gate is None:
-            # So long that redis-py finds the node silent, and asks the others who has the slot now.
+            # The time-out is long enough for redis-py to find the node silent and to ask the other nodes.
             ping = partial(self._call, "EXISTS", key)
             gate = self._gates[slot] = _Gate(ping, self._timeout_seconds, self._timeout_seconds)
         return gate
 
     def _pipeline_to(self, key: str) -> Pipeline | None:
-        """Return the pipeline to the node of a key, as far as that is known."""
+        """Return the pipeline to the known master of a key; None if no node is known."""
         nodes = self.nodes_manager.slots_cache.get(key_slot(key.encode()))
         if not nodes:
             return None
-        node = nodes[0]  # its master
+        node = nodes[0]  # the master
         pipeline = self._pipelines.get(node.name)
         if pipeline is None:
             pipeline = self._pipelines[node.name] = Pipeline(node.connection_class, node.connection_kwargs)
         return pipeline
 
     async def aclose(self) -> None:
-        """Let go of all connections, as redis-py does when sent elsewhere often; who calls afterwards connects anew."""
+        """Drop all connections. redis-py calls this after many redirects, so the next call connects again."""
         for gate in [*self._gates.values()]:
             await gate.aclose()
         pipelines, self._pipelines = self._pipelines, {}
@@ -606,7 +607,7 @@ class PipelinedCluster(RedisCluster):
                     return await super().execute_command(*args, **kwargs)
                 except AttributeError:
                     await asyncio.sleep(pause_seconds)
-        except exceptions.RedisClusterException as error:  # no RedisError: no node answers, or slots have no master
+        except exceptions.RedisClusterException as error:  # not a RedisError: no node answers, or slots have no master
             raise exceptions.ConnectionError(str(error)) from error
         raise exceptions.ConnectionError("The connections to the Cluster keep being closed.")
 
@@ -614,7 +615,7 @@ class PipelinedCluster(RedisCluster):
 def _connect_by_sentinel(address: RedisAddress, connections: int, options: dict[str, Any]) -> RedisConnection:
     asking = options | {"username": address.sentinel_username, "password": address.sentinel_password}
     asking |= {"socket_timeout": _SENTINEL_SECONDS, "socket_connect_timeout": _SENTINEL_SECONDS}
-    asking["retry"] = Retry(NoBackoff(), 0)  # the next one is asked instead
+    asking["retry"] = Retry(NoBackoff(), 0)  # no retries: the next Sentinel is asked instead
     sentinel = Sentinel(address.hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
     master: _MasterBySentinel = sentinel.master_for(
         address.service,
@@ -631,7 +632,7 @@ def _connect_by_sentinel(address: RedisAddress, connections: int, options: dict[
 
 
 class _PoolBySentinel(SentinelConnectionPool, BlockingConnectionPool):
-    """As the pool of one server: who finds all connections in use waits for one, instead of being refused."""
+    """A pool whose callers wait for a free connection, instead of being refused."""
 
 
 class _MasterBySentinel(PipelinedRedis):
@@ -643,7 +644,7 @@ class _MasterBySentinel(PipelinedRedis):
 
 
 async def time_of(redis: RedisConnection) -> datetime | None:
-    """Return the time of the server's clock, if it tells. Raises Unavailable."""
+    """Return the time of the server's clock, or None if the server does not report it. Raises Unavailable."""
     with asking(redis):
         told: dict[str, Any] = await redis.info("server")
     microseconds = told.get("server_time_usec")
@@ -651,7 +652,7 @@ async def time_of(redis: RedisConnection) -> datetime | None:
 
 
 async def can_write(redis: RedisConnection) -> bool:
-    """Return whether a server with a log of its own could write to it when it last tried. Raises Unavailable."""
+    """Return whether the last write to the append-only file succeeded. True without such a file. Raises Unavailable."""
     with asking(redis):
         told: dict[str, Any] = await redis.info("persistence")
     return bool(told.get("aof_last_write_status", "ok") == "ok")
@@ -662,20 +663,21 @@ _MARK = re.compile(r"([0-9]+) ([0-9a-f]{32})")
 
 @dataclass(eq=False, repr=False)
 class RedisMark:
-    """The one key that says of which installation the keys in Redis are, and of which format."""
+    """The key that names the installation and the format of all keys in Redis."""
 
     redis: RedisConnection
 
     async def read(self) -> str | None:
-        """Return the installation; None if Redis says of none. Raises ConfigurationError, Unavailable."""
+        """Return the id of the installation; None without a mark. Raises ConfigurationError, Unavailable."""
         return _parse(await self._tried(self.redis.get(INSTALLATION)))[1]
 
     async def names(self, installation: str) -> bool:
-        """Return whether Redis has the mark of this installation, of this format; nothing is written. Raises as `read`."""
+        """Return whether the mark has this installation and the present format. Writes nothing. Raises as `read`."""
         return _parse(await self._tried(self.redis.get(INSTALLATION))) == (FORMAT, installation)
 
     async def claim(self, installation: str) -> str:
-        """Mark what has no mark, or that of an older format; returns whose it is. Raises as `read`."""
+        """Mark an unmarked Redis, or renew a mark with an older format. Return the installation of the mark. Raises as
+        `read`."""
         there = await self._tried(self.redis.set(INSTALLATION, f"{FORMAT} {installation}", nx=True, get=True))
         version, marked = _parse(there)
         if marked == installation and version < FORMAT:

@@ -1,6 +1,6 @@
-"""The errors that a Redis answers while it is there: told once, until a probe passes, with what to do about each.
+"""The errors that Redis answers: logged once per episode, until probes pass, each with a remedy.
 
-Knows the words of Redis and of Valkey, no connection. A Redis that does not answer is away, which is the breaker's.
+Knows the error texts of Redis and Valkey, and no connection. The breaker handles a Redis that does not answer.
 """
 
 import logging
@@ -21,12 +21,12 @@ from uploader.runtime.observability import FAILURES
 logger = logging.getLogger(__name__)
 
 _FAILURES = FAILURES.labels("redis")
-# A failed fsync shows a second or two after the write that was acknowledged.
+# A failed fsync shows one or two seconds after the acknowledged write.
 _SETTLED_SECONDS = 5.0
-# What a failover, a start and a move of slots answer for a moment.
+# Codes that pass by themselves: of a failover, a start, or a move of slots.
 _MOMENTARY = frozenset({"READONLY", "MASTERDOWN", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "ASK", "MOVED"})
 _CODE = re.compile(r"[A-Z]{3,}\b")
-_IN_PIPELINE = re.compile(r"^Command # \d+ .* caused error: \W*", re.DOTALL)  # as redis-py has it
+_IN_PIPELINE = re.compile(r"^Command # \d+ .* caused error: \W*", re.DOTALL)  # redis-py's wording
 _RUN = re.compile(r"no permissions to run the '([^']+)' command")
 _TEXTS = {
     "ACL failure in script": "NOPERM",
@@ -34,14 +34,14 @@ _TEXTS = {
     "max number of clients reached": "MAXCLIENTS",
     "protected mode": "DENIED",
     "unknown command": "UNKNOWN",
-    # As redis-py has it.
+    # redis-py's wordings.
     "not covered": "CLUSTERDOWN",
     "Cluster mode is not enabled": "NOCLUSTER",
 }
 
 
 class LackedRights(exceptions.NoPermissionError):
-    """The user of Redis lacks rights; `rights` are written as `ACL SETUSER` takes them."""
+    """The user of Redis lacks rights. `rights` have the form that `ACL SETUSER` takes."""
 
     def __init__(self, rights: Iterable[str]) -> None:
         self.rights = " ".join(rights)
@@ -49,7 +49,7 @@ class LackedRights(exceptions.NoPermissionError):
 
 
 class RedisTooOld(exceptions.ResponseError):
-    """The server is older than any that has what the scripts need."""
+    """The server is too old for the scripts."""
 
     def __init__(self, version: str) -> None:
         self.version = version
@@ -57,7 +57,7 @@ class RedisTooOld(exceptions.ResponseError):
 
 
 def code_of(error: BaseException) -> str | None:
-    """Return the code of an error that Redis answered; None if it did not answer."""
+    """Return the code of an error that Redis answered; None if Redis did not answer."""
     text = _IN_PIPELINE.sub("", str(error))
     for words, code in _TEXTS.items():
         if words.lower() in text.lower():
@@ -72,22 +72,23 @@ def code_of(error: BaseException) -> str | None:
 
 
 def named_right(error: BaseException) -> str | None:
-    """Return the right that an error says is lacking; None if it names no command."""
+    """Return the lacking right that an error names; None if the error names no command."""
     found = _RUN.search(str(error))
     return f"+{found[1]}" if found else None
 
 
 @dataclass(eq=False)
 class Refusals:
-    """Counts what a client of Redis is refused. An episode ends once probes have passed for a while."""
+    """The errors that Redis answered to a client. An episode ends when a probe passes; after MISCONF, when probes
+    have passed for `_SETTLED_SECONDS`."""
 
-    # Whether the client's Redis is the embedded one.
+    # True: the client's Redis is the embedded Valkey.
     embedded: bool = False
-    # The last error that Redis answered, and what to do.
+    # The last error that Redis answered, and the remedy.
     diagnosis: Diagnosis | None = None
-    # The rights without which nobody is woken; workers look each second then.
+    # The lacking rights for announcements. Without them workers look each second.
     mute: set[str] = field(default_factory=set)
-    # Rung when an episode begins.
+    # Rings when an episode begins, and at each new code.
     bell: Bell = field(default_factory=Bell)
     _code: str | None = None
     _codes: set[str] = field(default_factory=set)
@@ -102,11 +103,11 @@ class Refusals:
 
     @property
     def is_misconf(self) -> bool:
-        """Return whether the last error was that of a Redis that can't write its file."""
+        """Return whether the last error was MISCONF: Redis can't write its file."""
         return self._code == "MISCONF"
 
     def note(self, error: BaseException) -> str | None:
-        """Note an error, which begins an episode if Redis answered it; return its code."""
+        """Record an error, and return its code. An error that Redis answered begins an episode."""
         self._code = code = code_of(error)
         if code is None:
             return None
@@ -132,7 +133,7 @@ class Refusals:
         return reasons.REFUSALS.get(code, reasons.REDIS_REFUSES)(code=code, rights=lacking, version=version)
 
     def passed(self) -> None:
-        """Note that a probe has passed."""
+        """Record that a probe passed."""
         now = time.monotonic()
         if self._passing_since is None:
             self._passing_since = now
@@ -148,5 +149,5 @@ _of_clients: "WeakKeyDictionary[Any, Refusals]" = WeakKeyDictionary()
 
 
 def refusals_of(redis: Any) -> Refusals:
-    """Return what a client is refused."""
+    """Return the refusals of a client."""
     return _of_clients.setdefault(redis, Refusals())

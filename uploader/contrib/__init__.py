@@ -1,1 +1,1 @@
-"""Parts for applications of others' frameworks: one module for each framework, which alone imports it."""
+"""Integrations with web frameworks: a module for each framework. Only this module imports the framework."""

@@ -1,7 +1,7 @@
-"""The finished files of an `Uploader` in Django: its users, a storage, and a field of forms.
+"""The finished files of an `Uploader` in Django: users, a storage, and a form field.
 
-Owns what waits in a thread for the event loop that the uploader runs in, as Django is synchronous here: it is for views that
-are so, and for `sync_to_async`. Refuses to run in an event loop, and where no uploader runs, such as in `manage.py`.
+Django is synchronous here: a thread waits for the event loop of the uploader. So this module is for synchronous views
+and `sync_to_async`. Refuses to run in an event loop, and without a running uploader, as in `manage.py`.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ __all__ = ["FinishedFile", "UploadField", "UploadInput", "UploaderStorage", "ide
 T = TypeVar("T")
 
 _BUFFER_BYTES = 256 << 10
-# What is to be saved and can't seek, or is text, is copied: up to here in memory.
+# Content that can't seek, or is text, is copied first; in memory up to this size.
 _COPY_BYTES = 8 << 20
 
 
@@ -48,7 +48,7 @@ _COPY_BYTES = 8 << 20
 
 
 def mount(uploader: Uploader, prefix: str, application: Any) -> Any:
-    """Put an uploader below a path of an application of Django, which by itself has neither mounts nor a lifespan."""
+    """Serve an uploader below a path of a Django application. Django itself has neither mounts nor a lifespan."""
 
     async def mounted(scope: Any, receive: Any, send: Any) -> None:
         root_path = scope.get("root_path", "") + prefix
@@ -64,12 +64,12 @@ def mount(uploader: Uploader, prefix: str, application: Any) -> Any:
 
 
 def user_id_of(user: Any) -> str:
-    """Return the id here of a user of Django: that of their row, which stays when they are renamed."""
+    """Return the uploader's id for a Django user: the primary key, which does not change when the user is renamed."""
     return str(user.pk)
 
 
 async def identify(scope: Mapping[str, Any]) -> Identity | None:
-    """Find the user of Django's session who makes a request, for `Uploader(identify=identify)`: superusers are
+    """Return the user of Django's session for a request, as in `Uploader(identify=identify)`. Superusers are
     administrators."""
     cookies = "; ".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie")
     session_key = parse_cookie(cookies).get(settings.SESSION_COOKIE_NAME)
@@ -78,7 +78,7 @@ async def identify(scope: Mapping[str, Any]) -> Identity | None:
 
 def _identity_in(session_key: str) -> Identity | None:
     request = HttpRequest()
-    close_old_connections()  # as Django does before and after a request of its own
+    close_old_connections()  # as Django does before and after its own requests
     try:
         request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
         user = auth.get_user(request)
@@ -91,7 +91,7 @@ def _identity_in(session_key: str) -> Identity | None:
 
 
 class _Content(io.RawIOBase):
-    """The bytes of a finished file, read on from where the last read ended."""
+    """The bytes of a finished file as a raw stream. Sequential reads use the same open content."""
 
     def __init__(self, storage: "UploaderStorage", stored: File) -> None:
         self._storage = storage
@@ -131,7 +131,7 @@ class _Content(io.RawIOBase):
     def _next_piece(self) -> bytes:
         """Raises OSError."""
         if self._offset >= self._stored.size:
-            self._forget()  # whoever reads to the end need not close it
+            self._forget()  # a reader that reaches the end need not close the stream
             return b""
         if self._pieces is None:
             self._pieces = self._storage.uploader.files.read(self._stored, self._offset)
@@ -160,8 +160,8 @@ async def _close(pieces: Any) -> None:
 
 
 class FinishedFile(DjangoFile):
-    """A finished file of a user, to be read. Its `name` is that in the storage; `stored` has what else is known of it, such
-    as its `sha256`, and its name as its owner sees it."""
+    """A finished file of a user, for reading. `name` is its name in the storage; `stored` has further facts, such as
+    the `sha256` and the name that the owner sees."""
 
     mode = "rb"
     _file: BinaryIO | None
@@ -174,12 +174,12 @@ class FinishedFile(DjangoFile):
 
     @property
     def id(self) -> str:
-        """Its id, which stays when it is renamed."""
+        """The id of the file, which stays when the file is renamed."""
         return self.stored.id
 
     @property
     def url(self) -> str:
-        """Return a signed URL that downloads it for a while."""
+        """A signed URL to download the file for a limited time."""
         return self.storage.url_of(self.stored)
 
     @property
@@ -197,7 +197,7 @@ class FinishedFile(DjangoFile):
         return self._file is None or self._file.closed
 
     def open(self, mode: str | None = "rb") -> "FinishedFile":
-        """Read it from its first byte."""
+        """Start reading at the first byte."""
         _check_mode(mode or "rb")
         self.file.seek(0)
         return self
@@ -213,9 +213,9 @@ def _check_mode(mode: str) -> None:
 
 
 class UploaderStorage(Storage):
-    """The finished files of all users, each by the id of its owner, a slash, and its name. `uploader` is an `Uploader`, or
-    the dotted path of one; `base_url` is where it is mounted, by default UPLOADER_PUBLIC_URL; what `url` returns works for
-    `link_lifetime_seconds`, at most for UPLOADER_LINK_LIFETIME."""
+    """The finished files of all users. The name of a file is the id of its owner, a slash, and the owner's name for it.
+    `uploader` is an `Uploader` or its dotted path. `base_url` is the address of its mount, by default
+    UPLOADER_PUBLIC_URL. URLs from `url` work for `link_lifetime_seconds`, at most for UPLOADER_LINK_LIFETIME."""
 
     def __init__(
         self, uploader: Uploader | str, base_url: str | None = None, link_lifetime_seconds: int = 3600
@@ -235,17 +235,17 @@ class UploaderStorage(Storage):
 
     @property
     def base_url(self) -> str:
-        """Return where the server is for browsers, without a slash at its end."""
+        """The address of the server for browsers, without a slash at its end. Raises ImproperlyConfigured."""
         found = self.uploader.settings.public_url if self._base_url is None else self._base_url
         if found is None:
             raise ImproperlyConfigured("UploaderStorage: `base_url` has to say where the uploader is mounted")
         return found.rstrip("/")
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for what the uploader does in its event loop. Raises RuntimeError in an event loop."""
+        """Wait for work in the uploader's event loop. Raises RuntimeError in an event loop."""
         return self.uploader.wait(work)
 
-    # As Django has it
+    # Methods of Django's Storage
 
     def exists(self, name: str) -> bool:
         return self._named(name) is not None
@@ -260,7 +260,7 @@ class UploaderStorage(Storage):
         return _told(self._get(name).created_at)
 
     def get_modified_time(self, name: str) -> datetime:
-        """Return when the user's own file was changed, if its client told, else when it was uploaded."""
+        """Return when the user's local file was last modified, as the client said; else when it was uploaded."""
         file = self._get(name)
         return _told(file.modified_at or file.created_at)
 
@@ -272,10 +272,10 @@ class UploaderStorage(Storage):
         return self.wait(self._list_level(user_id, prefix))
 
     def delete(self, name: str) -> None:
-        """Delete a file as its owner would; nothing is done where there is none."""
+        """Delete a file as its owner would. Do nothing if there is no such file."""
         file = self._named(name)
         if file is not None:
-            with suppress(FileNotFound):  # it went at this moment
+            with suppress(FileNotFound):  # it was deleted just now
                 self.wait(self.uploader.files.delete(file.user_id, file.id))
 
     def _open(self, name: str, mode: str = "rb") -> FinishedFile:
@@ -283,8 +283,9 @@ class UploaderStorage(Storage):
         return FinishedFile(self, self._get(name))
 
     def _save(self, name: str, content: Any) -> str:
-        """Upload it as its owner would: their quota counts, and hooks are asked. A finished file of here is not copied: it
-        keeps its name. What a gate holds is there once it has passed. Raises ClientError."""
+        """Upload content as its owner would: the quota counts, and the pre-create hook is asked. A finished file of the
+        same uploader is not copied and keeps its name. A held file appears after the gate lets it pass. Raises
+        ClientError."""
         if isinstance(content, FinishedFile) and content.storage.uploader is self.uploader:
             return str(content.name)
         user_id, _, own_name = name.replace("\\", "/").partition("/")
@@ -294,10 +295,10 @@ class UploaderStorage(Storage):
             file = self.wait(self.uploader.files.upload(user_id, source, own_name))
         return f"{file.user_id}/{file.name}"
 
-    # By files
+    # By stored file
 
     def find(self, user_id: str, told_id: str) -> FinishedFile:
-        """Return a file of a user by its id, or that of its upload. Raises FileNotFound, FileHeld,
+        """Return a file of a user by its id, or by the id of its upload. Raises FileNotFound, FileHeld,
         UploadUnfinished."""
         return FinishedFile(self, self.wait(self.uploader.files.find(user_id, told_id)))
 
@@ -330,7 +331,7 @@ def _told(moment: datetime) -> datetime:
 
 @contextmanager
 def _source(content: Any) -> Iterator[BinaryIO]:
-    """Open what Django would save from its first byte on; text, and what can't seek, by a copy."""
+    """Open content from its first byte. Text, and content that can't seek, is copied first."""
     if content.seekable() and not isinstance(content.file, io.TextIOBase):
         content.seek(0)
         yield content.file
@@ -366,7 +367,8 @@ _said: Callable[[str], Any] = lazy(_say, str)
 
 
 class UploadInput(forms.Widget):
-    """`<uploader-drop>`. `form.media` is the script that makes it one; `attrs` are its attributes, such as `accept`."""
+    """The form element `<uploader-drop>`. `form.media` has the script for it; `attrs` are attributes such as
+    `accept`."""
 
     def __init__(
         self, script: Callable[[], str], attrs: Mapping[str, Any] | None = None, *, multiple: bool = False
@@ -382,11 +384,11 @@ class UploadInput(forms.Widget):
         return data.getlist(name) if hasattr(data, "getlist") else _listed(data.get(name))
 
     def value_omitted_from_data(self, data: Any, files: Any, name: str) -> bool:
-        return False  # who takes the file off the list sends nothing
+        return False  # an emptied list sends nothing
 
     def render(self, name: str, value: Any, attrs: Mapping[str, Any] | None = None, renderer: Any = None) -> str:
         shown = self.build_attrs(self.attrs, {**(attrs or {}), "name": name})
-        # A form that is shown again goes on with what it has, if that was found.
+        # After an error the form is shown again with the same files, if they were found.
         told = [] if shown.get("aria-invalid") else [getattr(each, "id", each) for each in _listed(value)]
         if told:
             shown.pop("required", None)
@@ -399,11 +401,12 @@ def _listed(value: Any) -> list[Any]:
 
 
 class UploadField(forms.Field):
-    """The finished file, or files where `multiple`, that `<uploader-drop>` has uploaded: what the form tells are ids, and
-    `cleaned_data` has a `FinishedFile`. Its `user_id` has to be told before the form is checked:
+    """A form field for a finished file, or for several if `multiple`, from `<uploader-drop>`. The form sends ids, and
+    `cleaned_data` has a `FinishedFile`. Set `user_id` before the form is validated:
     `form.fields["film"].user_id = user_id_of(request.user)`.
 
-    `to` is the folder that the element uploads into, `storage` an `UploaderStorage` or the alias of one in STORAGES."""
+    `to` is the folder to upload into. `storage` is an `UploaderStorage`, or its alias in STORAGES.
+    """
 
     default_error_messages: Mapping[str, Any] = {name: _said(words) for name, words in _WORDS.items()}
     user_id: str | None = None
@@ -431,7 +434,7 @@ class UploadField(forms.Field):
         return f"{self.storage.base_url}/drop.js"
 
     def to_python(self, value: Any) -> Sequence[str]:
-        told = dict.fromkeys(str(each) for each in _listed(value) if each)  # each once
+        told = dict.fromkeys(str(each) for each in _listed(value) if each)  # without duplicates
         return list(told) if self.multiple else list(told)[-1:]
 
     def clean(self, value: Any) -> Any:

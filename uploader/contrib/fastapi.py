@@ -1,5 +1,5 @@
-"""The finished files of an `Uploader` as parameters of FastAPI's operations: looked up by the ids that clients tell, as
-those of the user who calls."""
+"""The finished files of an `Uploader` as parameters of FastAPI's operations: found by the ids that clients send, among
+the files of the calling user."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
@@ -19,11 +19,11 @@ _MOST_FILES = 1000
 def finished_file(uploads: Uploader, source: Any, user_id: Callable[..., Any] | None = None) -> Any:
     """Make a dependency that is a `File` of the caller: `Annotated[File, finished_file(uploads, Form(alias="film"))]`.
 
-    `source` says where its id, or that of the upload that became it, is: `Form`, `Body`, `Query`, `Header` or `Path` of
-    FastAPI, with an `alias`. `user_id` is a dependency that returns the id of the user; without it `identify` of the
-    uploader says who calls, and nobody is 401. Where this user has no such file, the answer is 422 as for any other value
-    that is not valid, and for one of the path 404, or 409 while a gate holds it. Raises ValueError for a source without an
-    alias."""
+    `source`: the place of the id of the file, or of its upload: `Form`, `Body`, `Query`, `Header` or `Path` of FastAPI,
+    with an `alias`. `user_id`: a dependency that returns the id of the user; by default the uploader's `identify` does,
+    and an unknown caller gets 401. If the user has no such file, the answer is 422 like for other invalid values; for a
+    `Path` it is 404, or 409 while a gate holds the file. Raises ValueError for a source without an alias.
+    """
     _check_alias(source)
 
     async def find(
@@ -36,7 +36,7 @@ def finished_file(uploads: Uploader, source: Any, user_id: Callable[..., Any] | 
 
 
 def finished_files(uploads: Uploader, source: Any, user_id: Callable[..., Any] | None = None) -> Any:
-    """Make a dependency that is a list of `File`s, as `finished_file` does of one."""
+    """Make a dependency for a list of `File`s, like `finished_file`."""
     _check_alias(source)
 
     async def find(
@@ -79,6 +79,6 @@ async def _find(uploads: Uploader, source: Any, user_id: str, told_id: str) -> F
 def _refusal(source: Any, kind: str, message: str, told: Any, status_of_path: int = 404) -> Exception:
     if isinstance(source, Path):
         return HTTPException(status_of_path, message)
-    # A form is a body, too.
+    # A form counts as a body.
     place = getattr(getattr(source, "in_", None), "value", "body")
     return RequestValidationError([{"type": kind, "loc": (place, source.alias), "msg": message, "input": told}])

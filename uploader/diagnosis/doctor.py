@@ -1,7 +1,7 @@
-"""The doctor looks at an installation as it is, from its settings to its last backup: what is wrong, and what to do.
+"""The doctor examines an installation, from the settings to the last backup, and names a remedy for each fault.
 
-It changes nothing. Each part is looked at by itself and for a limited time: one that is away is a diagnosis, and the others
-are told all the same.
+It changes nothing. Each part is examined separately and for a limited time: a part that does not answer is a diagnosis,
+and the other parts are still reported.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ from uploader.storage.store import Store
 from uploader.units import human_bytes
 
 _FILES_SECONDS, _FILES_AT_START_SECONDS = 1.0, 0.1
-# Of a start: what is not known by then is not told.
+# The limit of an examination at a start: a part that takes longer is not reported.
 _START_SECONDS = 2.0
 _LEAST_INODES_SHARE = 20
 _MAX_KEY_SET_BYTES = 256 << 10
@@ -63,8 +63,8 @@ _BLOCKS = "no server starts before that"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The files of an installation on this machine: `paths` in the data directory, and of the database; nothing else is in
-    that directory, if it `owns_all`; whether there was a start (`is_begun`)."""
+    """The files of an installation on this machine: `paths` in the data directory and beside the SQLite file `sqlite`.
+    `owns_all`: the data directory has no other files. `is_begun`: the installation was started before."""
 
     data: Path
     paths: Sequence[Path]
@@ -88,15 +88,16 @@ class Doctor:
     clock: Clock
     _: KW_ONLY
     kept: Kept
-    # The directories of the embedded Valkey that it could not load; blocks.
+    # Returns the directories that the embedded Valkey could not load. Blocks.
     list_aside: Callable[[], Sequence[Path]]
-    # Whether there is a Redis to ask: the embedded one runs with a server.
+    # False: there is no Redis to ask, because the embedded Valkey runs only with a server.
     asks_redis: bool
-    # From when to when the certificate of UPLOADER_TLS_CERTIFICATE is valid.
+    # The first and the last moment of the certificate in UPLOADER_TLS_CERTIFICATE.
     validity: tuple[datetime, datetime] | None
 
     async def examine(self, *, all_files: bool = False) -> list[Diagnosis]:
-        """Look at everything, the worst first. `all_files`: at the mode of each, however long that takes."""
+        """Examine everything; return the worst first. `all_files`: look at the mode of every file, without a time
+        limit."""
         files_seconds = float("inf") if all_files else _FILES_SECONDS
         parts = {
             Subject.DATABASE: self._database,
@@ -110,8 +111,8 @@ class Doctor:
         return worst_first([*await self._here(files_seconds), *(each for found in asked for each in found)])
 
     async def examine_at_start(self) -> list[Diagnosis]:
-        """Look at what a start can know in a moment. It has told itself what is away, and has tried the bucket; that no job
-        ran while it was down is no news."""
+        """Examine what takes only a moment. Leave out stores that do not answer and the bucket, because the start
+        itself checks them; and the jobs, because no job ran while the server was stopped."""
         found = await self._here(_FILES_AT_START_SECONDS)
         for ask in (self._database, self._redis):
             with suppress(UploaderError, TimeoutError):
@@ -130,7 +131,7 @@ class Doctor:
         except UploaderError as failure:
             if subject is Subject.DATABASE and self.database.odd_modes:
                 return [reasons.SQL_MODE_CHANGED(how=self.database.odd_modes)]
-            # The database says for itself that it is away.
+            # the database reports its own failure
             return [] if subject in _OF_ROWS else [error(subject, failure.reason, "start it, or correct its address")]
         except TimeoutError:
             return [
@@ -139,14 +140,14 @@ class Doctor:
 
     @property
     def _patience_seconds(self) -> float:
-        """Of each part."""
+        """The limit for each part."""
         return max(self.settings.database_timeout_seconds, self.settings.redis_timeout_seconds)
 
     @property
     def _has_rows(self) -> bool:
         return self.kept.sqlite is None or self.kept.is_begun
 
-    # What is on this machine
+    # This machine
 
     async def _here(self, files_seconds: float) -> list[Diagnosis]:
         found = exposure.diagnoses_of(self.settings, self.events)
@@ -186,14 +187,14 @@ class Doctor:
         named = [*files.items(), *(("UPLOADER_EVENTS", file) for file in self.events.files)]
         found = []
         for name, file in named:
-            with suppress(OSError):  # without it, it was told already
+            with suppress(OSError):  # a missing file was reported before
                 if modes.is_readable_to_others(file):
                     what = f"{name}: other accounts can read or change {file}"
                     found.append(warning(Subject.SECRETS, what, f"chmod 600 {file}"))
         return found
 
     def _files(self, seconds: float) -> list[Diagnosis]:
-        """Look who may do what with the files. Raises OSError."""
+        """Check who may access the files. Raises OSError."""
         data, found = self.kept.data, []
         access = modes.look_at_access(data, self.kept.paths, owns_all=self.kept.owns_all, seconds=seconds)
         if access.open.count:
@@ -214,7 +215,7 @@ class Doctor:
         return found
 
     def _disk(self) -> list[Diagnosis]:
-        """Look at the filesystem of the data directory. Raises OSError."""
+        """Check the filesystem of the data directory. Raises OSError."""
         data, mounts = self.kept.data, disk.mounts()
         found = diagnoses_of_mounts(data, mounts)
         places = [data / name for name in ("temp", "blobs", "trash") if (data / name).is_dir()]
@@ -240,7 +241,7 @@ class Doctor:
             found.append(warning(Subject.DISK, what, "free some, or make a filesystem with more"))
         return found
 
-    # What is asked
+    # Databases, Redis and the bucket
 
     async def _database(self) -> list[Diagnosis]:
         if not self._has_rows:
@@ -297,7 +298,7 @@ class Doctor:
     async def _redis_of_others(self) -> list[Diagnosis]:
         marked, ours = await self.installation.redis.read(), None
         if self._has_rows:
-            with suppress(UploaderError):  # which is told of the database
+            with suppress(UploaderError):  # reported for the database
                 ours = await self.database.read(meta.fact, FACT)
         if ours is None or marked in (None, ours):
             return []
@@ -313,7 +314,7 @@ class Doctor:
     async def _bucket(self) -> list[Diagnosis]:
         return await self.storage.diagnoses(upload_expiry_seconds=self.settings.upload_expiry_seconds)
 
-    # What the jobs found
+    # The results of jobs
 
     async def _content(self) -> list[Diagnosis]:
         mishaps = await self.database.read(meta.recent_mishaps, self.clock.now())
@@ -324,7 +325,7 @@ _OF_ROWS = (Subject.CONTENT, Subject.EVENTS, Subject.RECONCILE, Subject.SNAPSHOT
 
 
 def diagnoses_of_mounts(data: Path, mounts: Sequence[disk.Mount]) -> list[Diagnosis]:
-    """Tell what the mount of a data directory does to it, and mounts in the middle of it."""
+    """Check the options of a data directory's mount, and mounts inside of the directory."""
     found, mount = [], disk.mount_of(data, mounts)
     if mount is not None and mount.kind in _IN_MEMORY:
         what = f"UPLOADER_DATA lies in memory ({mount.kind}): all of it is gone with the next boot"

@@ -1,7 +1,7 @@
-"""The exposure of a configuration: what its settings alone let others do, beyond what refuses the start.
+"""The exposure of a configuration: access that settings give to strangers. Worse settings stop the start.
 
-Each rule is a function of the settings, listed in `RULES`. Nothing here connects to anything: by an address alone it is
-told whether it stays on this machine.
+Each rule is a function of the settings, listed in `RULES`. Nothing here connects: a host counts as local only by its
+address or name.
 """
 
 import ipaddress
@@ -14,14 +14,14 @@ from uploader.settings import Settings
 from uploader.sinks.configuration import EventSettings, KafkaSettings, StreamSettings, WebhookSettings
 from uploader.units import split_host_and_port
 
-# Of networks that are the world's: a proxy is one of few addresses, of IPv6 in one /64.
+# The shortest acceptable prefixes of public networks: proxies have few addresses, with IPv6 within one /64.
 _LONGEST_PREFIXES = {4: 24, 6: 64}
-# A secret of so few different characters is a word or a row of one letter.
+# A secret with fewer different characters is a word or a repeated letter.
 _LEAST_CHARACTERS = 8
 
 
 def is_local(host: str) -> bool:
-    """Return whether an address or a name is of this machine alone."""
+    """Return whether an address or name belongs to this machine alone."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -29,7 +29,7 @@ def is_local(host: str) -> bool:
 
 
 def outside_hosts(settings: Settings) -> Iterator[str]:
-    """Yield the addresses listened on that are not of this machine alone."""
+    """Yield the listening addresses that other machines can reach."""
     hosts = [settings.host]
     if settings.work_listen is not None:
         hosts.append(split_host_and_port(settings.work_listen)[0])
@@ -37,7 +37,7 @@ def outside_hosts(settings: Settings) -> Iterator[str]:
 
 
 def _is_of_the_world(host: str) -> bool:
-    """Return whether an address is routed through the networks of others; of names it is not known."""
+    """Return whether an address is public. False for names, because their addresses are unknown."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_global
     except ValueError:
@@ -75,7 +75,7 @@ def _of_jwts(settings: Settings) -> Iterator[Diagnosis]:
         yield level(Subject.AUTHENTICATION, what, "use https://, or a file")
     if settings.jwt_audience is None:
         what = "UPLOADER_JWT_AUDIENCE is not set: tokens that its issuer made for others are taken, too"
-        # A secret is shared with those alone who sign for this server, unless somebody uses it twice.
+        # Only signers for this server share the secret, unless somebody uses the secret twice.
         level = note if settings.jwt_secret is not None else warning
         yield level(Subject.AUTHENTICATION, what, "set it to what `aud` names, and have it signed")
     if settings.jwt_issuer is None:

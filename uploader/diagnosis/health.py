@@ -1,5 +1,4 @@
-"""The health of what the server depends on, and of what is stored: for load balancers, for gauges,
-and for the person who asks why not."""
+"""The health of the server's dependencies and of the stored contents, for load balancers, gauges and operators."""
 
 import asyncio
 import math
@@ -73,24 +72,24 @@ class Integrity:
         return found
 
 
-# Tells what is the matter. Raises Unavailable.
+# Returns diagnoses. Raises Unavailable.
 Ask = Callable[[], Awaitable[list[Diagnosis]]]
 
-# Of all of it: whatever hangs, the answer comes.
+# The limit for all checks together, so that an answer comes even if a store hangs.
 _PATIENCE_SECONDS = 5.0
-# How long what was told is believed: load balancers ask all day. Of contents a question is cheap, and news matter.
+# How long an answer is reused, because load balancers ask all day. Contents are cheap to check, and their news matter.
 _FRESH_SECONDS = 60.0
 _FRESH_CONTENT_SECONDS = 5.0
-# How old an answer of the disk may be.
+# How old the last check of the store may be.
 _STORAGE_CHECK_SECONDS = 0.5
-# Of a disk, twice in a row: once a burst of writes may be to blame.
+# A slow write, in seconds, and the number in a row that counts as a slow disk: a burst of writes may slow one of them.
 _SLOW_SECONDS = 3.0
 _SLOW_TIMES = 2
 
 
 @dataclass(eq=False)
 class Start:
-    """The start of this process: the reason why it waits, and the reason why it failed for good."""
+    """The start of this process: why it waits, and why it failed for good."""
 
     waits_for: str | None = None
     failure: str | None = None
@@ -98,7 +97,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The health of a part, and the reason: why it does not work, or what could lose data though it does."""
+    """The health of a part. `reason`: the failure, or a risk for data although the part works."""
 
     ok: bool
     reason: str | None = None
@@ -106,7 +105,8 @@ class Finding:
 
 @dataclass(eq=False, repr=False)
 class Health:
-    # `list_aside`: the directories of Redis that it could not load; blocks. `asks`: who else has something to tell.
+    # `list_aside`: returns the directories that the embedded Valkey could not load; blocks. `asks`: further sources of
+    # diagnoses.
     database: Database
     storage: Store
     pending: Pending
@@ -120,12 +120,12 @@ class Health:
     start: Start
     asks: Mapping[Check, Sequence[Ask]] = field(default_factory=dict)
     _told: dict[Check, tuple[float, list[Diagnosis]]] = field(default_factory=dict, init=False)
-    # One question of a kind at a time.
+    # One question for each check at a time.
     _asking: defaultdict[Check, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock), init=False)
-    # The last write to the store, which may hang; one at a time.
+    # The last write to the store, which may hang; only one at a time.
     _probing: "asyncio.Future[None] | None" = field(default=None, init=False)
     _probed_until: float = field(default=-math.inf, init=False)
-    # How long the last ones took that were slow, one after the other.
+    # The durations of the last slow writes in a row.
     _slow_seconds: list[float] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -144,8 +144,8 @@ class Health:
         self._asks = {each: [*([own[each]] if each in own else []), *self.asks.get(each, ())] for each in Check}
 
     async def check(self) -> dict[str, Finding]:
-        """Tell for each part how it is; of some only if there is something. A setting that is not as durable as it should
-        be, or a damaged content, is told beside `ok`: it is no reason to send requests elsewhere."""
+        """Check each part. Some parts are left out if there is nothing to report. A setting that is not durable, or a
+        damaged content, is reported beside `ok`, because it is no reason to send requests elsewhere."""
         if self.start.waits_for is not None:
             return {"start": Finding(False, f"the start waits: {self.start.waits_for}")}
         until = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
@@ -167,7 +167,7 @@ class Health:
         return Finding(True, spell([*self._seen(check), *await self._asked(check, until)]))
 
     def _seen(self, check: Check) -> list[Diagnosis]:
-        """Tell what this process has met itself, at once."""
+        """Return what this process has noticed itself, without asking."""
         if check is Check.DATABASE and self.database.damage is not None:
             return [reasons.DATABASE_DAMAGED(how=self.database.damage)]
         if check is Check.DATABASE and self.database.odd_modes:
@@ -190,8 +190,8 @@ class Health:
         return found
 
     async def _asked(self, check: Check, until: float) -> list[Diagnosis]:
-        """Ask, unless that was done a moment ago. Where nobody can tell now, the last word stands, and nobody is asked for a
-        while: what takes too long would only be begun again and again."""
+        """Ask, unless the last answer is fresh. If the question fails, the last answer counts as fresh: a slow question
+        would only be asked again and again."""
         fresh_seconds = _FRESH_CONTENT_SECONDS if check is Check.CONTENT else _FRESH_SECONDS
         known = self._told.get(check, (-math.inf, []))[1]
         try:
@@ -204,7 +204,7 @@ class Health:
             self._told[check] = (time.monotonic(), known)
         return known
 
-    # What has to work
+    # Dependencies
 
     async def _check_database(self) -> None:
         await self.database.look()
@@ -214,13 +214,13 @@ class Health:
         await self.secret.check()
 
     async def _check_redis(self) -> None:
-        """Ask for what chunks and jobs ask for: one right that they lack is enough to refuse them."""
+        """Run the probe, which needs all rights of chunks and jobs."""
         await self.probe.run()
         await self.installation.check_redis()
 
     async def _check_storage(self) -> None:
-        """However often it is asked, one check runs at a time, and none right after another: it is a write, and one that
-        hangs has a thread."""
+        """Write to the store. Only one check runs at a time, and never right after another, because a check that hangs
+        occupies a thread."""
         probing = self._probing
         if probing is None or (probing.done() and time.monotonic() > self._probed_until):
             self._probing = probing = asyncio.ensure_future(self._probe())
@@ -236,7 +236,7 @@ class Health:
             self._probed_until = now + _STORAGE_CHECK_SECONDS
             self._slow_seconds = [*self._slow_seconds[-1:], now - began] if now - began > _SLOW_SECONDS else []
 
-    # What to tell
+    # Diagnoses
 
     async def _database_settings(self) -> list[Diagnosis]:
         schema = await migrate.schema_of(self.database)
@@ -244,7 +244,7 @@ class Health:
 
     async def _doubts(self) -> list[Diagnosis]:
         found = [] if self.storage.doubt is None else [reasons.FILESYSTEM_DOUBTFUL(doubt=self.storage.doubt)]
-        with suppress(UploaderError):  # the database is a check of its own
+        with suppress(UploaderError):  # the database has its own check
             found += diagnoses_of_mishaps(await self.database.read(recent_mishaps, self.clock.now()))
         return found
 
@@ -259,7 +259,7 @@ def diagnoses_of_schema(schema: Schema) -> list[Diagnosis]:
 
 
 def diagnoses_of_durability(found: Mapping[str, str]) -> list[Diagnosis]:
-    """Tell of the settings of a MySQL or MariaDB by which a commit does not survive a power cut."""
+    """Report settings of MySQL or MariaDB by which a commit may not survive a power cut."""
     wanted = {"innodb_flush_log_at_trx_commit": ("1",)}
     if found.get("log_bin") == "1":
         wanted["sync_binlog"] = ("1",)
@@ -274,13 +274,13 @@ def diagnoses_of_aside(aside: Sequence[Path]) -> list[Diagnosis]:
     return [reasons.REDIS_ASIDE(names=", ".join(path.name for path in aside))] if aside else []
 
 
-# Each as it should be. Without the last Redis may forget accounts; without the others it is rebuilt after a crash.
+# The right values. Without `noeviction` Redis may lose accounts; without the others more is rebuilt after a crash.
 REDIS_SETTINGS = {"appendonly": ("yes",), "appendfsync": ("everysec", "always"), "maxmemory-policy": ("noeviction",)}
 
 
 def diagnoses_of_redis_settings(found: Mapping[str, str]) -> list[Diagnosis]:
-    """Tell which settings of Redis are not as they should be. Without `noeviction` it forgets what it was told. Without
-    the rest more is rebuilt after a crash of it."""
+    """Report settings of Redis with wrong values. Without `noeviction` Redis may drop keys; without the other settings
+    more is rebuilt after a crash."""
     odd = {name: odd_settings(found, {name: values}) for name, values in REDIS_SETTINGS.items()}
     return [
         (reasons.REDIS_EVICTS if name == "maxmemory-policy" else reasons.REDIS_FORGETS)(setting=setting)
@@ -290,7 +290,7 @@ def diagnoses_of_redis_settings(found: Mapping[str, str]) -> list[Diagnosis]:
 
 
 def odd_settings(found: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Return the settings of a server that are not as they should be; those that it does not tell are passed over."""
+    """Return the settings of a server with wrong values. Skip settings that the server does not report."""
     return [
         f"{name} is {found[name]}, not {' or '.join(values)}"
         for name, values in wanted.items()
@@ -298,7 +298,7 @@ def odd_settings(found: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]
     ]
 
 
-# Who asks more often gets the figures of a moment ago: asking is open to everybody.
+# Callers who ask more often get the last figures, because everybody may ask.
 _GAUGES_FRESH_SECONDS = 1.0
 _GAUGES_PATIENCE_SECONDS = 3.0
 
@@ -311,9 +311,9 @@ _QUEUE_GAUGES = tuple(
 
 @dataclass(eq=False, repr=False)
 class Gauges:
-    """Sets the gauges that are the same whichever process is asked."""
+    """Sets the gauges that have the same value in every process."""
 
-    # `list_aside`: the directories of Redis that it could not load; blocks.
+    # `list_aside`: returns the directories that the embedded Valkey could not load; blocks.
     database: Database
     storage: Housekeeping
     pending: Pending
@@ -331,7 +331,7 @@ class Gauges:
         self._asked_at = float("-inf")
 
     async def observe(self) -> None:
-        """Ask, unless that was done a moment ago. What can't be asked is shown as NaN."""
+        """Measure, unless the last figures are fresh. A failed measure shows as NaN."""
         async with self._asking:
             if time.monotonic() - self._asked_at < _GAUGES_FRESH_SECONDS:
                 return
@@ -356,7 +356,7 @@ class Gauges:
 
     async def _ask_disk(self) -> None:
         space = await self.storage.space()
-        # A store without a bound has no figures that could fall: 0 would be an alert.
+        # A store without a limit has no such figures: 0 would raise an alert.
         observability.FREE_DISK_BYTES.set(math.nan if space is None else space.free)
         observability.TRASH_BYTES.set(math.nan if space is None else space.trash)
 

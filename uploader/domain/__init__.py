@@ -1,1 +1,1 @@
-"""The rules, pure: no I/O, no async, no clock. Everything above may use them; they use nothing but the errors."""
+"""Pure rules: no I/O, no async, no clock. Every other package may use them; they import only the errors."""

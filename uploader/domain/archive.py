@@ -1,12 +1,11 @@
-"""The tar archive: reads one as it comes, ustar, pax, and what GNU tar has of its own (tar(5); POSIX, pax); and makes the
-heads of members that are written.
+"""Tar archives: a reader for ustar, pax and GNU tar's extensions (tar(5); POSIX, pax), and a writer of member headers.
 
-The reader is pure: pieces of any size in, members and their bytes out. It keeps a block, or a header of at most 64 KiB, and
-no more than 4 KiB of a value in it. It believes no more: what a member says of its size is only how far away the next header
-is.
+The reader is pure: pieces of any size in, members and their bytes out. Memory: one block or one header of at most 64
+KiB, and at most 4 KiB of a value. It uses the size of a member only to find the next header, and reserves no memory by
+it.
 
-What is written is POSIX.1-2017, pax, made one member at a time: `tarfile` takes ten times as long, which counts at thousands
-of files a second. Times have nanoseconds, and names and sizes any length, by a pax header before each member.
+The writer makes pax headers (POSIX.1-2017), one member at a time. A pax header before each member allows nanoseconds,
+and names and sizes of any length. `tarfile` takes ten times as long, which counts at thousands of files a second.
 """
 
 import re
@@ -19,19 +18,21 @@ from zlib import adler32
 from uploader.domain.names import MAX_NAME_BYTES
 
 MAX_MEMBERS = 10_000
-# With directories, and what is said ahead of a member.
+# Members, directories and extended headers together.
 MAX_HEADERS = 50_000
 MAX_EXTENSION_BYTES = 64 << 10
-# Of one header: more than the map of a sparse file has in so many bytes, and what they cost is a few milliseconds.
+# Records in one header. The map of a sparse file has fewer in MAX_EXTENSION_BYTES, and parsing 4,096 takes a few
+# milliseconds.
 MAX_RECORDS = 4096
-# What is kept of a path or another value: PATH_MAX of Linux, and more than any name that is taken has, in whatever form.
+# Bytes that the reader keeps of a path or another value: PATH_MAX of Linux, and more than any valid name has, in any
+# Unicode form.
 MAX_VALUE_BYTES = 4 << 10
-# After the two blocks of zeros there are more, until the archive is as long as its writer's blocking factor wants it.
+# Zeros after the two blocks that end an archive: a writer pads the archive to its blocking factor.
 MAX_PADDING_BYTES = 1 << 20
 _BLOCK_BYTES = 512
-# What ends an archive.
+# The end of an archive: two blocks of zeros.
 END = bytes(2 * _BLOCK_BYTES)
-# The records of ours: both digests, the id of a file of the server, and the code of why its bytes are not there.
+# Our own records: both digests, the id of a file on the server, and the problem code of a member without bytes.
 MD5, SHA256, FILE_ID, PROBLEM = b"uploader.md5", b"uploader.sha256", b"uploader.id", b"uploader.problem"
 _ZEROS = bytes(_BLOCK_BYTES)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -39,7 +40,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _REGULAR = frozenset({b"0", b"\0", b"7"})
 _EXTENSIONS = frozenset({b"g", b"x", b"X", b"L", b"K"})
 _DIRECTORY, _OLD_SPARSE = b"5", b"S"
-# No bytes of these follow, whatever their size says.
+# Members of these kinds have no bytes, even if their header has a size.
 _EMPTY_KINDS = {
     _DIRECTORY: "is a directory",
     b"1": "is a hard link",
@@ -48,70 +49,72 @@ _EMPTY_KINDS = {
     b"4": "is a device",
     b"6": "is a named pipe",
 }
-# Where old sparse files say that another block with the map of their bytes follows: in the header, and in such a block.
+# Old sparse files: the byte that says that a block with more of the map follows, in the header and in a map block.
 _HAS_MAP_BLOCK, _HAS_NEXT_MAP_BLOCK = 482, 504
 _SPARSE = b"GNU.sparse."
-# The records that mean something here, each with the one that it stands for.
+# The records that the reader uses, under their own names or as another record.
 _KEPT = {key: key for key in (b"path", b"size", b"mtime", MD5, SHA256, FILE_ID, PROBLEM)} | {
     b"GNU.sparse.name": b"path"
 }
-# What is never true of all members that follow.
+# Records that a global header may not have: they can't be true of all members that follow.
 _OF_ONE_MEMBER = frozenset({b"path", b"linkpath", b"size"})
 _OCTAL = b"01234567"
 _DIGITS = re.compile(rb"[0-9]{1,20}")
 _DECIMAL = re.compile(rb"(-?)([0-9]{1,20})(?:\.([0-9]*))?")
-# Of what a record says of its length, which is that of a header at the most.
+# Digits in the length of a record, at most.
 _LENGTH_DIGITS = 20
 _NEWLINE = ord("\n")
 
 _NANOSECONDS = 1_000_000_000
 _NAME_BYTES = 100
 _LAST_OCTAL = 8**11 - 1
-# Mode, user and group; then, behind size, time and checksum, the link that is none, the magic, and names that are none.
+# The constant fields of a header. Before the size: mode, user id, group id. After the kind: no link name, magic and
+# version, no user and group names, no device numbers, no prefix.
 _BEFORE_SIZE = b"0000644\x000000000\x000000000\x00"
 _BEHIND_KIND = bytes(100) + b"ustar\x0000" + bytes(32 + 32 + 8 + 8 + 155 + 12)
 _CONSTANT_SUM = sum(_BEFORE_SIZE) + sum(_BEHIND_KIND) + 8 * ord(" ")
 
 
 class MalformedArchive(Exception):
-    """The bytes are no tar archive, not all of one, or of one that asks for too much."""
+    """The bytes are not a tar archive, the archive is cut off, or it exceeds a limit."""
 
 
 @dataclass(slots=True)
 class Member:
-    """`path` is as it stands there, up to MAX_VALUE_BYTES; `size` bytes follow unless `refused` says what it is."""
+    """A member of an archive. `path` is cut off at MAX_VALUE_BYTES. `size` bytes follow, unless `refused` gives the
+    reason why this member is not taken."""
 
     path: bytes
     size: int
-    # None: it is no moment that we have a word for.
+    # None: the archive has no valid time.
     modified_at: datetime | None
-    # As they are claimed there, up to MAX_VALUE_BYTES.
+    # As the archive claims them, cut off at MAX_VALUE_BYTES.
     md5: str | None
     sha256: str | None
     refused: str | None
-    # Of those that a server gives: of which file it is, and the code of why there are no bytes of it.
+    # Archives from the server have these: the id of the file, and the problem code if the file has no bytes.
     file_id: str | None = None
     problem: str | None = None
 
 
 class ArchiveReader:
     def __init__(self) -> None:
-        self._held = bytearray()  # of a block that is not whole
-        self._wanted = _BLOCK_BYTES  # how long the next block is
+        self._held = bytearray()  # the beginning of an incomplete block
+        self._wanted = _BLOCK_BYTES  # length of the next block
         self._take: Callable[[bytes], Member | None] = self._take_header
-        self._content = 0  # bytes of the member that are still to come
-        self._skipped = 0  # bytes after it that are nobody's
+        self._content = 0  # bytes of the current member still to come
+        self._skipped = 0  # bytes to skip after the member
         self._members = self._headers = 0
         self._padding = 0
         self._ended = False
-        # What is said ahead of a member: of all that follow, and of the next one.
+        # Records of global headers, for all members that follow, and of extended headers, for the next member.
         self._defaults: dict[bytes, bytes] = {}
         self._extended: dict[bytes, bytes] = {}
         self._long_name: bytes | None = None
 
     def feed(self, piece: memoryview) -> Iterator[Member | memoryview]:
-        """Yield members, each followed by its bytes in views of the piece. To be read to its end before the next piece.
-        Raises MalformedArchive; then nothing more may be fed."""
+        """Yield members, each followed by its bytes as views of the piece. Read to the end before feeding the next
+        piece. Raises MalformedArchive; feed nothing after that."""
         at, end = 0, len(piece)
         while at < end:
             if self._content:
@@ -132,7 +135,7 @@ class ArchiveReader:
             at += count
 
     def end(self) -> None:
-        """Raises MalformedArchive if there is no end yet."""
+        """Check that the archive is complete. Raises MalformedArchive."""
         if not self._ended:
             raise MalformedArchive("The archive is cut off: it has to end with two blocks of zeros.")
 
@@ -185,7 +188,7 @@ class ArchiveReader:
         long_name = self._long_name
         self._extended, self._long_name = {}, None
         path = told.get(b"path") or long_name or _path_of(block)
-        if kind == b"\0" and path.endswith(b"/"):  # as directories were written before there was a word for them
+        if kind == b"\0" and path.endswith(b"/"):  # old tar marks directories by a slash alone
             kind = _DIRECTORY
         size = 0 if kind in _EMPTY_KINDS else _size_of(told, size)
         length = size + -size % _BLOCK_BYTES
@@ -210,7 +213,7 @@ class ArchiveReader:
             self._skipped = skipped
             self._expect(self._take_header)
 
-    # What is said ahead of a member
+    # Extended headers
 
     def _take_extension(self, kind: bytes, size: int, block: bytes) -> None:
         content = block[:size]
@@ -225,13 +228,13 @@ class ArchiveReader:
 
 
 def _sum(part: bytes) -> int:
-    """Return the sum of up to 256 bytes: the lower half of their Adler-32 is one more (RFC 1950, where it is reduced by
-    65,521, which they do not reach). `sum` takes ten times as long."""
+    """Return the sum of up to 256 bytes. The lower half of their Adler-32 is the sum plus one (RFC 1950: modulo 65,521,
+    more than 256 bytes can reach). `sum` takes ten times as long."""
     return (adler32(part) & 0xFFFF) - 1
 
 
 def _check_sum(block: bytes) -> None:
-    # Its own field counts as spaces.
+    # The checksum field itself counts as spaces.
     half = block[:148] + b"        " + block[156:256]
     if _sum(half) + _sum(block[256:]) != _number(block[148:156]):
         raise MalformedArchive("This is not a tar archive, or a header of it is damaged.")
@@ -242,7 +245,7 @@ def _text(field: bytes) -> bytes:
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or binary where they do not suffice (GNU, star)."""
+    """Parse octal digits, or the binary form for larger numbers (GNU, star)."""
     if field[0] in (0x80, 0xFF):
         return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
     digits = _text(field).strip(b" ")
@@ -253,7 +256,7 @@ def _number(field: bytes) -> int:
 
 def _path_of(block: bytes) -> bytes:
     name, prefix = _text(block[:100]), block[345:500]
-    # Others than POSIX have other things in that place.
+    # Formats other than POSIX use these bytes differently.
     return _text(prefix) + b"/" + name if block[257:263] == b"ustar\0" and prefix[0] else name
 
 
@@ -294,8 +297,8 @@ def _size_of(told: dict[bytes, bytes], in_header: int) -> int:
 
 
 def _records(content: bytes, *, of_all: bool = False) -> dict[bytes, bytes]:
-    """Return those that mean something here; an empty value takes back what was said before (POSIX, pax). `of_all`: they
-    are said of all members that follow."""
+    """Return the records that the reader uses. An empty value cancels an earlier one (POSIX, pax). `of_all`: the
+    records come from a global header."""
     found: dict[bytes, bytes] = {}
     at, count, most = 0, 0, len(content)
     while at < most:
@@ -322,7 +325,8 @@ def _records(content: bytes, *, of_all: bool = False) -> dict[bytes, bytes]:
 
 
 def head_of_member(name: str, size: int, modified_ns: int, told: Mapping[bytes, str]) -> bytes:
-    """Return what goes before the bytes of a member, `told` being records of its own; `padding` goes after them."""
+    """Return the headers of a member, to write before its bytes; write `padding` after them. `told`: additional
+    records."""
     path = name.encode()
     records = b"" if len(path) <= _NAME_BYTES and path.isascii() else _record(b"path", path)
     if size > _LAST_OCTAL:
@@ -341,7 +345,7 @@ def padding(length: int) -> bytes:
 
 @lru_cache(maxsize=64)
 def _header_of_records(length: int) -> bytes:
-    """Most members have records of one of few lengths."""
+    """Cached, because most members have records of one of few lengths."""
     return _header(b"pax", length, 0, b"x")
 
 
@@ -354,7 +358,7 @@ def _header(name: bytes, size: int, seconds: int, kind: bytes) -> bytes:
 
 
 def _record(key: bytes, value: bytes) -> bytes:
-    """`<length> <key>=<value>` LF, where the length counts its own digits, too."""
+    """Return `<length> <key>=<value>` LF. The length includes its own digits."""
     rest = len(key) + len(value) + 3
     length = rest + len(str(rest))
     length = rest + len(str(length))
@@ -362,6 +366,6 @@ def _record(key: bytes, value: bytes) -> bytes:
 
 
 def _decimal(nanoseconds: int) -> bytes:
-    """Seconds with nine decimals; also before 1970."""
+    """Format as seconds with nine decimals, also before 1970."""
     seconds, rest = divmod(abs(nanoseconds), _NANOSECONDS)
     return b"%b%d.%09d" % (b"-" if nanoseconds < 0 else b"", seconds, rest)

@@ -1,4 +1,5 @@
-"""An act is what somebody did, one row of the audit log. It names tokens by their ids and never holds a secret."""
+"""The acts in the audit log: one row for each action of somebody. An act names tokens by their ids and holds no
+secret."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,27 +11,27 @@ from typing import Any
 class Action(StrEnum):
     USER_CREATED = "user.created"
     QUOTA_CHANGED = "quota.changed"
-    # A user was made an administrator, or is none any more.
+    # A user became an administrator, or stopped being one.
     ADMIN_CHANGED = "admin.changed"
     TOKEN_CREATED = "token.created"  # noqa: S105 (a word)
     TOKEN_REVOKED = "token.revoked"  # noqa: S105 (a word)
     LINK_CREATED = "link.created"
     LINK_CHANGED = "link.changed"
     LINK_REVOKED = "link.revoked"
-    # By a job, an administrator or a command; what users do with their own uploads is not told.
+    # By a job, an administrator or a command. The audit log does not record what users do with their own uploads.
     UPLOAD_EXPIRED = "upload.expired"
     UPLOAD_CANCELLED = "upload.cancelled"
     # By an administrator, into the trash of its owner.
     FILE_DELETED = "file.deleted"
-    # What a gate refused, to go through it once more.
+    # By an administrator, out of the trash of its owner.
     FILE_RESTORED = "file.restored"
-    # A drift that `reconcile --repair` mended.
+    # `reconcile --repair` corrected a figure.
     USER_REPAIRED = "user.repaired"
     LINK_REPAIRED = "link.repaired"
     UPLOAD_REPAIRED = "upload.repaired"
     CONTENT_REPAIRED = "content.repaired"
     QUEUE_REPAIRED = "queue.repaired"
-    # Bytes from the trash took their place again.
+    # Bytes from the trash became the content again.
     CONTENT_HEALED = "content.healed"
     UPLOAD_RESTORED = "upload.restored"
     TRASH_EMPTIED = "trash.emptied"
@@ -51,8 +52,8 @@ class Via(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """The actor: the user of a request, the user of the operating system who runs a command, or a job by its name. Of a
-    request also with which token, who made that, and from where; None where that is not known."""
+    """The actor of an act: the user of a request, the operating system's user who runs a command, or the name of a job.
+    A request also has its token, the maker of the token, and the address; None: not known."""
 
     via: Via
     name: str | None
@@ -61,13 +62,13 @@ class Actor:
     token_made_by: str | None = None
 
     def __str__(self) -> str:
-        """Name who acts, as the one who made something; a maker of things for others by requests is an administrator."""
+        """Return the name for "made by". Somebody who makes things for other users by a request is an administrator."""
         return f"{'administrator' if self.via is Via.REQUEST else self.via.value} {self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """A deed of somebody. `subject`: to what; `user_id`: whose that is."""
+    """An act. `subject`: the thing that was changed; `user_id`: the owner of that thing."""
 
     id: str
     created_at: datetime

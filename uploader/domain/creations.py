@@ -1,7 +1,7 @@
-"""The operations that create a name: the table which names, gates, limits, events and the pre-create hook read.
+"""The operations that create a name, as a table for names, gates, limits, events and the pre-create hook.
 
-Each transaction that gives a file or a folder a name takes its row of this table. A new operation is one more row, which
-says what the hook is asked, what a gate holds, what counts and which event follows.
+Each transaction that names a file or a folder uses its row of this table. To add an operation, add a row: the question
+to the pre-create hook, gates, limits, and the event.
 """
 
 from dataclasses import KW_ONLY, dataclass
@@ -10,33 +10,33 @@ from typing import Literal
 from uploader.domain.events import EventType
 from uploader.domain.upload import IfExists
 
-# The word of an operation in a question to the pre-create hook.
+# The word for an operation in a question to the pre-create hook.
 Word = Literal["create", "rename", "move", "restore"]
 
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """An operation that creates a name."""
+    """The rules of an operation that creates a name."""
 
-    # None: an earlier operation asked the hook about this name.
+    # None: an earlier operation has asked the hook about this name.
     question: Word | None
     _: KW_ONLY
-    # Whether the answer of the hook may have another name. An answer never has other names for several.
+    # True: the hook may answer with another name. With several names in a question it never does.
     takes_answered_name: bool = False
-    # The fate of a file that has the name already, if the client says nothing.
+    # The choice about a file that has the name already, if the client does not say.
     if_exists: IfExists = IfExists.FAIL
-    # Whether the result is the file that has the name already, if that has the same content.
+    # True: a file with the same name and the same content is the result, and no new file is made.
     merges: bool = False
-    # Whether gates hold a file that has not passed them.
+    # True: gates hold a file that has not passed them.
     is_gated: bool = False
-    # Whether the quota of bytes, and the number of files and folders, bound the operation.
+    # Whether the quota in bytes, and the limit on files and folders, apply.
     counts_bytes: bool = False
     counts_files: bool = False
-    # The event that tells of the file.
+    # The event about the file.
     event: EventType | None = None
 
 
-# The file of an upload: the hook was asked, and room was reserved, when the upload began.
+# The file of an upload. The hook was asked, and space was reserved, when the upload began.
 UPLOAD = Creation(
     "create",
     takes_answered_name=True,
@@ -45,7 +45,7 @@ UPLOAD = Creation(
     is_gated=True,
     event=EventType.FILE_FINISHED,
 )
-# A file without an upload: in one request, as a member of a batch, or instantly.
+# A file without an upload: sent in one request, as a member of a batch, or by an instant upload.
 FILE = Creation(
     "create",
     takes_answered_name=True,
@@ -56,14 +56,14 @@ FILE = Creation(
     counts_files=True,
     event=EventType.FILE_FINISHED,
 )
-# An empty folder, also the folder of a new link that collects.
+# An empty folder, also the folder of a new link that collects files.
 FOLDER = Creation("create", takes_answered_name=True, counts_files=True)
 RENAME = Creation("rename", takes_answered_name=True)
-# Files and folders get another prefix, or another folder.
+# Files and folders get another prefix or another folder.
 MOVE = Creation("move", merges=True)
-# A deleted file comes back. A file in the trash counts in the number of files.
+# A deleted file comes back. Files in the trash count as files already.
 RESTORE = Creation("restore", takes_answered_name=True, is_gated=True, counts_bytes=True, event=EventType.FILE_FINISHED)
-# A file that gates held gets the name that was asked about when the file came.
+# A held file gets its name after the gates let it pass. The hook was asked about the name when the file came.
 PASS = Creation(None, if_exists=IfExists.KEEP, event=EventType.FILE_FINISHED)
 
 CREATIONS = (UPLOAD, FILE, FOLDER, RENAME, MOVE, RESTORE, PASS)

@@ -1,6 +1,6 @@
-"""A diagnosis says what is wrong with an installation, how bad it is, and what to do: a line of `uploader doctor`.
+"""A diagnosis: a fault of an installation, its level, and the remedy. One line of `uploader doctor`.
 
-Knows no setting and no store: who looks at one makes diagnoses of it.
+Knows no setting and no store: the callers look and make diagnoses.
 """
 
 from collections.abc import Iterable
@@ -9,17 +9,17 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """The worst first. A note is only good to know: nothing has to be done."""
+    """The levels, worst first. A note needs no action."""
 
-    # Bytes or accounts can be lost, strangers are let in, or the server can't work.
+    # Bytes or accounts can be lost, strangers get in, or the server can't work.
     ERROR = "error"
-    # It works, and would not withstand an attacker, a power cut or the next months.
+    # The installation works, but would not withstand an attacker, a power cut or the next months.
     WARNING = "warning"
     NOTE = "note"
 
 
 class Subject(StrEnum):
-    """The subjects that are looked at: docs/doctor.md has a row for each."""
+    """The subjects of diagnoses. docs/doctor.md has a row for each."""
 
     SETTINGS = "settings"
     AUTHENTICATION = "authentication"
@@ -66,12 +66,12 @@ def note(subject: Subject, what: str, do: str) -> Diagnosis:
     return Diagnosis(Level.NOTE, subject, what, do)
 
 
-# Expiries and leases are decided by several clocks: of the servers, the database, Redis.
+# Expiries and leases depend on several clocks: of the servers, the database and Redis.
 MAX_SKEW_SECONDS = 2.0
 
 
 def diagnoses_of_skew(name: str, ahead_seconds: float, *, within_seconds: float) -> list[Diagnosis]:
-    """Compare the clock of another machine with the one here; `within_seconds`: as exactly as that is known."""
+    """Compare another machine's clock with the clock here. `within_seconds`: the uncertainty of `ahead_seconds`."""
     if abs(ahead_seconds) <= MAX_SKEW_SECONDS + within_seconds:
         return []
     how = f"{abs(ahead_seconds):.0f} s {'ahead of' if ahead_seconds > 0 else 'behind'}"
@@ -82,11 +82,10 @@ _RANKS = {level: rank for rank, level in enumerate(Level)}
 
 
 def worst_first(found: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Sort by level, and within one by subject, as these are listed. Each is told once."""
+    """Sort by level, then by subject in the order of `Subject`. Drop duplicates."""
     subjects = list(Subject)
     return sorted(dict.fromkeys(found), key=lambda each: (_RANKS[each.level], subjects.index(each.subject)))
 
 
 def to_act_on(found: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return all but the notes."""
     return [each for each in found if each.level is not Level.NOTE]

@@ -1,5 +1,5 @@
-"""Digests as clients write them (in hexadecimal, in `Content-MD5` of RFC 1864, in `Content-Digest` of RFC 9530), and
-proofs of possession: which bytes a caller is asked about, and the MAC that only their holder can compute.
+"""Digests as clients write them (hexadecimal; `Content-MD5`, RFC 1864; `Content-Digest`, RFC 9530), and proofs of
+possession: the ranges that a challenge asks for, and the MAC that only a holder of the bytes can compute.
 
 Refuses to know where challenges are kept and where the bytes are.
 """
@@ -19,19 +19,20 @@ from uploader.domain.upload import IfExists
 EMPTY_MD5 = "d41d8cd98f00b204e9800998ecf8427e"
 EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 _LENGTHS = {"md5": 16, "sha-256": 32}
-# One dictionary member of RFC 8941, section 3.2, with a byte sequence (section 3.3.5) and ignored parameters.
+# One dictionary member (RFC 8941, section 3.2) with a byte sequence (section 3.3.5) and ignored parameters.
 _MEMBER = re.compile(r"\s*([a-z*][a-z0-9_.*-]*)=(:[A-Za-z0-9+/=]*:|[^,;]*)((?:;[^,]*)?)\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDigests:
-    """The digests that a client has sent with a chunk: the values of its `Content-Digest` and `Content-MD5` headers."""
+    """The digests that a client sent with a chunk: the values of its `Content-Digest` and `Content-MD5` headers."""
 
     content_digest: Sequence[str] = ()
     content_md5: Sequence[str] = ()
 
     def parse(self) -> dict[str, bytes]:
-        """Return the known digests by their algorithm. Raises ValueError, saying why, also where two of them differ."""
+        """Return the supported digests by algorithm. Raises ValueError for malformed headers, or if two digests
+        differ."""
         found: dict[str, bytes] = {}
         for header in self.content_digest:
             found |= parse_content_digest(header)
@@ -43,7 +44,7 @@ class ClaimedDigests:
 
 
 def parse_hex(text: str, length: int) -> str:
-    """Return a digest of `length` hexadecimal digits, folded to lower case. Raises ValueError."""
+    """Return a digest of `length` hexadecimal digits in lower case. Raises ValueError."""
     if len(text) != length or not re.fullmatch(r"[0-9a-fA-F]+", text):
         raise ValueError(f"is not {length} hexadecimal digits")
     return text.lower()
@@ -55,7 +56,7 @@ def parse_content_md5(header: str) -> bytes:
 
 
 def parse_content_digest(header: str) -> dict[str, bytes]:
-    """Return the known digests of a `Content-Digest` header; unknown algorithms are left out. Raises ValueError."""
+    """Return the supported digests of a `Content-Digest` header; skip unknown algorithms. Raises ValueError."""
     digests: dict[str, bytes] = {}
     for member in header.split(","):
         match = _MEMBER.fullmatch(member)
@@ -88,7 +89,7 @@ Range = tuple[int, int]  # offset and length in bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
-    """A request to a user to prove that they hold this content. Good for one answer, until it expires."""
+    """A request to a user to prove that they hold this content. Good for one answer, until `expires_at`."""
 
     id: str
     nonce: bytes
@@ -98,17 +99,17 @@ class Challenge:
     size: int
     ranges: list[Range]
     expires_at: datetime
-    # Of the file that was to be opened.
+    # For the file that the answer will create.
     if_exists: IfExists = IfExists.KEEP
     modified_at: datetime | None = None
 
 
 def draw_ranges(size: int, count: int, below: Callable[[int], int]) -> list[Range]:
-    """Return the ranges to ask for: `count` of 4 KiB, in order; the whole content if it is not larger than all of them.
+    """Return the ranges to ask for: `count` ranges of 4 KiB in order, or the whole content if it is not larger.
 
-    `below(n)` draws evenly from 0 to n - 1. Each range begins in a stretch of its own, and the stretches make up the
-    content: so a client that lacks two stretches in a row always lacks a range, and to lack bytes here and there is never
-    better than with ranges drawn from the whole.
+    `below(n)` draws evenly from 0 to n - 1. The content is divided into `count` stretches, and one range begins in
+    each. So a client that lacks two neighbouring stretches always lacks a range, and a client that lacks scattered
+    bytes never does better than with ranges drawn from the whole content.
     """
     if size <= count * RANGE_BYTES:
         return [(0, size)]
@@ -120,7 +121,7 @@ def draw_ranges(size: int, count: int, below: Callable[[int], int]) -> list[Rang
 
 
 def proof_of(challenge: Challenge, contents: Iterable[bytes]) -> bytes:
-    """Return the proof, from the bytes of each range in order."""
+    """Return the proof, the MAC over `contents`: the bytes of each range in order."""
     head = f"uploader/1\n{challenge.user_id}\n{challenge.sha256}\n{challenge.size}\n"
     mac = hmac.new(challenge.nonce, head.encode(), hashlib.sha256)
     for (offset, length), content in zip(challenge.ranges, contents, strict=True):

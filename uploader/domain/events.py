@@ -1,6 +1,6 @@
-"""The events that others are told of: CloudEvents without their envelope.
+"""The events that sinks are told of: CloudEvents without their envelope.
 
-An event says what its transaction did, by the rows of that transaction alone: nobody asks the disk or Redis for it.
+An event is made only from the rows of its own transaction: no code asks the disk or Redis for it.
 """
 
 from collections.abc import Mapping
@@ -25,19 +25,19 @@ class EventType(StrEnum):
     CONTENT_HEALED = "content.healed"
 
 
-# Of a task that an event is, for how long a worker may hold it.
+# How long a worker may hold an event as a task, in seconds.
 MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 86_400.0
 
 
 class OnFailure(StrEnum):
-    """The fate of a file whose gate has said nothing after so many attempts."""
+    """The verdict on a file whose gate has not answered after all attempts."""
 
     HOLD = "hold"
     PASS = "pass"  # noqa: S105 (no password)
     REFUSE = "refuse"
 
 
-# Of a file that was deleted, but not by name: another one took its place.
+# The reason in `file.deleted` if another file took the name.
 REPLACED = "replaced"
 
 _TYPE_OF_STATE = {
@@ -49,7 +49,7 @@ _TYPE_OF_STATE = {
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """An event to tell: its type, the id of the upload or file it is about, whose that is, and the `data`."""
+    """An event to send: its type, the id of the upload or file, the id of the owner, and the `data`."""
 
     type: EventType
     subject: str
@@ -59,7 +59,7 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An event as it was written down. `data` is JSON."""
+    """An event as the outbox has it. `data` is JSON."""
 
     id: str
     type: str
@@ -83,7 +83,6 @@ def upload_closed(upload: Upload, reason: Reason) -> News:
 
 
 def file_named(file: File, kind: EventType) -> News:
-    """Return the news of a file that got a name."""
     return _of_file(kind, file)
 
 
@@ -100,7 +99,8 @@ def file_deleted(file: File, reason: str | None = None) -> News:
 
 
 def content_damaged(file: File, more_files: bool = False) -> News:
-    """`more_files`: others have the content as well, and are not told of."""
+    """Return the news of a damaged content. `more_files`: other files have this content, too, and get no news of their
+    own."""
     return _of_content(EventType.CONTENT_DAMAGED, replace(file, damaged=True), more_files=more_files)
 
 

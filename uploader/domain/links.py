@@ -1,8 +1,9 @@
-"""A link, by which strangers get files of a user, or give some; the visitors of one, each a session and a stranger to the
-others; and who calls: a user, or such a session.
+"""Links, by which strangers download files of a user or send files; the visitors of a link; and callers: a user or a
+visitor.
 
-`Caller` is the key of each look-up, limit and memory of uploads. It has no default, so that nothing forgets a part of it.
-Refuses to know how a request shows who it is.
+Each visitor is a session of a link, and knows nothing of other visitors. `Caller` is the key for look-ups, limits and
+caches of uploads. The fields have no defaults: code that forgets a field fails. Refuses to know how a request is
+authenticated.
 """
 
 import hashlib
@@ -13,8 +14,8 @@ from enum import StrEnum
 
 LINK_ID_LENGTH = 32
 _VISITORS = "visitors"
-# Of a folder in which a link collects, with its slash, and of a name that a visitor sends: half of the longest name each
-# (`names.py`), so that the longest name that is taken says nothing of the folder.
+# Bytes of a collecting folder with its slash, and of a name that a visitor sends. Each has half of the longest name
+# (`names.py`), so that the longest accepted name reveals nothing about the folder.
 MAX_COLLECTING_BYTES = MAX_SENT_NAME_BYTES = 512
 
 
@@ -31,22 +32,22 @@ class Caller:
 
     @property
     def crowd(self) -> "Caller":
-        """Return with whom a share is had of what strangers could use up for all: visitors of one user are one."""
+        """Return the caller for limits on shared memory: the visitors of a user's links share as one caller."""
         return Caller(self.user_id, _VISITORS) if self.session else self
 
 
 def owner(user_id: str) -> Caller:
-    """Return a user who calls for themself."""
+    """Return the caller of a user."""
     return Caller(user_id, "")
 
 
 def session_word(link_id: str, session_id: str) -> str:
-    """Return the word by which uploads and files name a session: it begins with the id of its link."""
+    """Return the key of a session in uploads and files. It begins with the id of the link."""
     return link_id + session_id
 
 
 def link_of(session: str) -> str | None:
-    """Return the id of the link that a session is of; None of a user's own."""
+    """Return the id of the link of a session. None: the user's own uploads and files have no session."""
     return session[:LINK_ID_LENGTH] or None
 
 
@@ -60,13 +61,13 @@ class LinkKind(StrEnum):
 
 
 class LinkEnd(StrEnum):
-    """Why a link works no more, in the words of the API."""
+    """Why a link no longer works, in the words of the API."""
 
     EXPIRED = "expired"
     REVOKED = "revoked"
-    # As many visitors as it is for have downloaded.
+    # As many visitors have downloaded as the link allows.
     EXHAUSTED = "exhausted"
-    # What it is to was deleted.
+    # The file or folder of the link was deleted.
     DELETED = "deleted"
 
 
@@ -74,13 +75,13 @@ _ENDS = {end.value: end for end in LinkEnd}
 
 
 def end_of(word: str | None) -> LinkEnd | None:
-    """Return the end that a word stands for; of a damaged row it has ended, too."""
+    """Return the end for a word from a row. An unknown word, from a damaged row, counts as revoked."""
     return None if word is None else _ENDS.get(word, LinkEnd.REVOKED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of a link; None: only those of its owner."""
+    """The limits of a link. None: only the limits of the owner apply."""
 
     max_downloads: int | None = None
     max_files: int | None = None
@@ -89,24 +90,25 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link(Limits):
-    """One row of `link`: to the file `file_id`, or else to the folder `name`, with a slash at its end."""
+    """One row of `link`. It leads to the file `file_id`, or to the folder `name`, which ends with a slash."""
 
     id: str
     user_id: str
-    # For its owner what its URL ends in; in its row that is encrypted, or empty where it is derived.
+    # The last segment of the URL, for the owner. The row has it encrypted; or empty, if the slug derives from the
+    # secret.
     slug: str = field(repr=False)
     slug_sha256: str = field(repr=False)
     kind: LinkKind
-    # Of a file the one that it has now.
+    # For a link to a file: the present name of the file.
     name: str
     file_id: str | None
     label: str
-    # A hash of it; None: it asks for none.
+    # The hash of the password. None: the link has no password.
     password: str | None = field(repr=False)
     created_at: datetime
     expires_at: datetime
     ended: LinkEnd | None
-    # What came, and is there; and of open uploads in full.
+    # Files and bytes that came by the link and are still there; `reserved_*`: the full sizes of open uploads.
     downloads: int
     files: int
     bytes: int
@@ -118,7 +120,7 @@ class Link(Limits):
         return self.name if self.file_id is None else None
 
     def end(self, now: datetime) -> LinkEnd | None:
-        """Return why it works no more, for those who come now."""
+        """Return why the link no longer works for new visitors; None if it works."""
         if self.ended is not None:
             return self.ended
         if self.expires_at <= now:
@@ -131,11 +133,11 @@ class Link(Limits):
 
     @property
     def has_room_for_names(self) -> bool:
-        """Return whether the folder leaves room for each name that a visitor may send."""
+        """Return whether the folder name leaves space for every name that a visitor may send."""
         return self.kind is LinkKind.DOWNLOAD or len(self.name.encode()) <= MAX_COLLECTING_BYTES
 
     def takes(self, more_bytes: int, more_files: int) -> bool:
-        """Return whether so much more may come by it. What takes the place of as much needs no room."""
+        """Return whether the link takes this many more bytes and files. Replacing as much needs no space."""
         held_bytes, held_files = self.bytes + self.reserved_bytes, self.files + self.reserved_files
         has_bytes = self.max_bytes is None or more_bytes <= 0 or held_bytes + more_bytes <= self.max_bytes
         return has_bytes and (self.max_files is None or more_files <= 0 or held_files + more_files <= self.max_files)
@@ -143,7 +145,8 @@ class Link(Limits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """One row of `link_session`, with its link: `is_used` where its first download has counted, or it has sent anything."""
+    """One row of `link_session`, with its link. `is_used`: the visitor's first download was counted, or the visitor has
+    sent a file."""
 
     session_id: str
     link: Link
@@ -156,17 +159,17 @@ class Visit:
         return Caller(self.link.user_id, session_word(self.link.id, self.session_id))
 
     def link_end(self, now: datetime) -> LinkEnd | None:
-        """Return why the link works no more for this visitor. A visitor whose download has counted goes on where others may
-        not begin."""
+        """Return why the link no longer works for this visitor. A visitor whose download was counted may continue at a
+        link that takes no new visitors."""
         end = self.link.end(now)
         return None if end is LinkEnd.EXHAUSTED and self.is_used else end
 
     def end(self, now: datetime) -> LinkEnd | None:
-        """Return why the visitor may begin nothing more."""
+        """Return why the visitor may begin nothing more; None if they may."""
         end = self.link_end(now)
         return LinkEnd.EXPIRED if end is None and self.expires_at <= now else end
 
 
 def is_slug_of(slug: str, link: Link) -> bool:
-    """Tell in constant time."""
+    """Compare in constant time."""
     return hmac.compare_digest(hash_slug(slug).encode(), link.slug_sha256.encode())

@@ -1,4 +1,4 @@
-"""The names that people and programs give: of files and of users. Checks them; never repairs more than Unicode form."""
+"""The names of files and users, as people and programs give them. Checks them, and changes only their Unicode form."""
 
 import hashlib
 import json
@@ -15,14 +15,14 @@ MAX_NAME_BYTES = 1024
 MAX_SEGMENT_BYTES = 255
 MAX_USER_ID_BYTES = 255
 
-# The general category Cc, which never changes; the line and paragraph separators, which forge lines as well as those do; and
-# what changes the direction of the text around it (Unicode Standard Annex #9, section 2).
+# Control characters (general category Cc, which never changes), line and paragraph separators, which can forge lines
+# too, and characters that change the direction of text (Unicode Standard Annex #9, section 2).
 CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def normalise_name(name: str) -> str:
-    """Return the file name in NFC. Raises ValueError, saying why, if it is no acceptable relative path."""
+    """Return the file name in NFC. Raises ValueError with the reason if it is not an acceptable relative path."""
     if _SURROGATE.search(name):
         raise ValueError("is not valid Unicode")
     name = unicodedata.normalize("NFC", name)
@@ -43,7 +43,7 @@ def normalise_name(name: str) -> str:
 
 
 def check_user_id(user_id: str) -> str:
-    """Return the user id itself. Raises ValueError, saying why, if it is none."""
+    """Return the user id unchanged. Raises ValueError with the reason if it is invalid."""
     if not user_id:
         raise ValueError("is empty")
     if _SURROGATE.search(user_id):
@@ -55,14 +55,13 @@ def check_user_id(user_id: str) -> str:
     return user_id
 
 
-# Where a list that is ordered by name goes on: a name, and the id of a file, because names repeat; of a folder it is empty.
+# The position in a list ordered by name: a name, and the id of a file, because names repeat. A folder has an empty id.
 Place = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder, by the prefix of all that is in it, with how many files those are and their bytes; `at_least` these, if not
-    all were counted."""
+    """A folder: the prefix of its files, their number and their bytes. `at_least`: not all files were counted."""
 
     name: str
     files: int
@@ -72,14 +71,14 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Some files by their ids, and all that is below some prefixes: each once."""
+    """Files by their ids, and all files below some prefixes, without duplicates."""
 
     ids: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, ids: Iterable[str], prefixes: Iterable[str]) -> "Selection":
-        """Make a selection without what is there twice, or below another prefix; of the ids in their order."""
+        """Make a selection. Drop duplicates, and prefixes below another prefix. The ids keep their order."""
         least: list[str] = []
         for prefix in sorted(set(prefixes)):
             if not least or not prefix.startswith(least[-1]):
@@ -88,17 +87,18 @@ class Selection:
 
     @property
     def digest(self) -> str:
-        """The same for equal ones, in whatever order: for what is to be bound to one of them."""
+        """Return a digest that does not depend on the order, to bind something to this selection."""
         return hashlib.sha256(json.dumps([sorted(self.ids), self.prefixes]).encode()).hexdigest()
 
 
-# Of a name that is taken: its numbers, from this one on.
+# The first number for a name that is taken.
 FIRST_NUMBER = 2
 _NUMBERED = re.compile(r" \((\d{1,9})\)(?:\.[^./]*)?$")
 
 
 def numbered(name: str, number: int) -> str:
-    """Return a name with a number before its last suffix, `a (2).txt`; shortened where there is no room for that."""
+    """Return the name with a number before its last suffix, as in `a (2).txt`. Shorten the name if it becomes too
+    long."""
     folder = folder_of(name)
     segment = name[len(folder) :]
     dot = segment.rfind(".")
@@ -106,7 +106,7 @@ def numbered(name: str, number: int) -> str:
     end = f" ({number}){suffix}"
     room_bytes = min(MAX_SEGMENT_BYTES, MAX_NAME_BYTES - len(folder.encode())) - len(end.encode())
     stem = segment.removesuffix(suffix).encode()[: max(room_bytes, 0)].decode(errors="ignore")
-    if not stem and suffix:  # the suffix is all that is long
+    if not stem and suffix:  # only the suffix is too long
         end = f" ({number})"
         room_bytes += len(suffix.encode())
         stem = segment.encode()[: max(room_bytes, 0)].decode(errors="ignore")
@@ -120,25 +120,25 @@ def is_numbered(name: str, other: str) -> bool:
 
 
 def begin_of_numbered(name: str) -> str:
-    """Return how all names begin that are `name` with a number."""
+    """Return the common beginning of all numbered forms of a name."""
     longest = numbered(name, 10**9)
     stem = longest[: longest.rfind(" (")]
     return f"{stem} (" if numbered(name, FIRST_NUMBER).startswith(f"{stem} (") else stem
 
 
 def folders_of(name: str) -> list[str]:
-    """Return the names of the folders that a name lies in, the highest first, without their slashes."""
+    """Return the folders that contain a name, the highest first, without their slashes."""
     segments = name.rstrip("/").split("/")
     return ["/".join(segments[:depth]) for depth in range(1, len(segments))]
 
 
 def folder_of(name: str) -> str:
-    """Return the prefix of the folder that a name, or a folder, lies in; empty at the top."""
+    """Return the prefix of the folder that contains a file or folder; empty at the top."""
     return name[: name.rstrip("/").rfind("/") + 1]
 
 
 def common_folder(names: Iterable[str]) -> str:
-    """Return the deepest folder that names, or folders, all lie in."""
+    """Return the deepest folder that contains all of these files or folders."""
     folders = [folder_of(name).split("/")[:-1] for name in names]
     if not folders:
         return ""

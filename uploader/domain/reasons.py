@@ -1,7 +1,7 @@
-"""The reasons that `/readyz` gives, and `uploader doctor` in the same words: what is the matter, and what to do.
+"""The reasons of `/readyz` and `uploader doctor`, in the same words: a fault and its remedy.
 
-docs/troubleshooting.md has a row for each. A new one is a line here, a row there, an ask of `Health` that gives it, and a
-test that causes it.
+docs/troubleshooting.md has a row for each. A new reason needs a line here, a row there, code in `Health` to give the
+reason, and a test to cause it.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from uploader.domain.diagnosis import Diagnosis, Level, Subject
 
 
 class Check(StrEnum):
-    """The checks of `/readyz`. Those that fail keep requests away; the others are there to be told."""
+    """The checks of `/readyz`. The checks that fail keep requests away; the others only inform."""
 
     DATABASE = "database"
     REDIS = "redis"
@@ -24,7 +24,7 @@ class Check(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """`{name}` in `what` stands for a fact that is given with each diagnosis."""
+    """A fault and its remedy. `{name}` in `what` stands for a fact that each diagnosis fills in."""
 
     check: Check
     level: Level
@@ -37,14 +37,14 @@ class Reason:
 
 
 def spell(diagnoses: Iterable[Diagnosis]) -> str | None:
-    """Return these as the reason of a check; None if there is none."""
+    """Join diagnoses into the reason of a check; None without any."""
     return "; ".join(f"{each.what}, {each.do}" for each in diagnoses) or None
 
 
 _ERROR, _WARNING, _NOTE = Level.ERROR, Level.WARNING, Level.NOTE
 _LET_WORK = "let a worker run: `uploader serve` with jobs, or `uploader work`"
 
-# A check that fails, as the error has it.
+# For a check that fails: the detail of its error.
 DATABASE_FAILS = Reason(
     Check.DATABASE, _ERROR, Subject.DATABASE, "{detail}", "see the log: it says where the database is, and why"
 )
@@ -162,7 +162,7 @@ REDIS_TOO_OLD = Reason(
     "upgrade it, or let UPLOADER_REDIS_URL lead to another one",
 )
 
-# By the code of the error; each other one is REDIS_REFUSES.
+# By the code of Redis' error. Every other code is REDIS_REFUSES.
 REFUSALS = {
     "MISCONF": REDIS_MISCONF,
     "OOM": REDIS_OOM,

@@ -1,4 +1,4 @@
-"""The parts of reports: the rows that the database answers with, and the words that lists are sorted by."""
+"""The parts of reports: rows from the database, and the sort keys of lists."""
 
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from uploader.domain.upload import Usage
 
-# The spans that reports look back over, in days.
+# The periods that reports cover, in days.
 SPANS_DAYS = (7, 30, 365)
 _SECONDS_A_DAY = 86400.0
 
@@ -21,7 +21,7 @@ USER_SORTS = (
     "files",
     "open_uploads",
 )
-# What an open upload gives back when it ends: to the quota its size, to the disk what has arrived of it.
+# The quota and the disk space that come back when an upload ends: its size, and its received bytes.
 UPLOAD_SORTS = ("updated_at", "quota_bytes", "disk_bytes")
 
 
@@ -33,7 +33,7 @@ class UserReport:
 
 
 class OpenTotal(Struct):
-    """The sums of some open uploads."""
+    """Sums over open uploads."""
 
     open_uploads: int
     quota_bytes: int
@@ -41,13 +41,13 @@ class OpenTotal(Struct):
 
 
 class TempMonth(OpenTotal):
-    """The sums of the open uploads of a month (UTC, of their opening)."""
+    """Sums over the open uploads that were opened in a month (UTC)."""
 
     month: str
 
 
 class Totals(Struct, kw_only=True):
-    """The totals. `logical_bytes` counts a content once for each file, `physical_bytes` once."""
+    """The totals. `logical_bytes` counts a content once per file, `physical_bytes` counts it once."""
 
     users: int
     files: int
@@ -67,7 +67,7 @@ class Totals(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Day:
-    """One row of `usage_daily`: the first moment of a UTC day at which somebody was there to look."""
+    """One row of `usage_daily`: the totals at the first moment of a UTC day when a job ran."""
 
     day: date
     taken_at: datetime
@@ -76,7 +76,7 @@ class Day:
 
 
 class Growth(Struct):
-    """The growth since `since`; null where no snapshot is that old, or where the disk does not fill up."""
+    """The growth since `since`. Null: there is no snapshot of that age, or the disk does not fill up."""
 
     days: int
     since: datetime | None
@@ -87,7 +87,8 @@ class Growth(Struct):
 
 
 def growth(days: int, now: Day, earlier: Day | None, available_bytes: int) -> Growth:
-    """Return the growth over at least `days`, back to the newest figures that are old enough; all null if none are."""
+    """Return the growth since `earlier`, the newest snapshot that is at least `days` old. All null without such a
+    snapshot."""
     passed_days = 0.0 if earlier is None else (now.taken_at - earlier.taken_at).total_seconds() / _SECONDS_A_DAY
     if earlier is None or passed_days <= 0:
         return Growth(days, None, None, None, None, None)

@@ -1,8 +1,8 @@
-"""An upload, the states it goes through, as literal tables, and the arithmetic of its chunks: chunk *n* lies at
-offset `n * chunk_size`, and every chunk but the last is exactly `chunk_size` bytes long.
+"""An upload: states as literal tables, and the arithmetic of chunks. Chunk *n* lies at offset `n * chunk_size`,
+and every chunk but the last is exactly `chunk_size` bytes long.
 
-Owns the words for a state in SQL, Redis and the API, which change may follow which, and how much may be opened. Refuses to
-know where an upload is stored or who asks.
+Owns the words for a state in SQL, Redis and the API, the transitions between states, and the formulas for free space
+and quota. Refuses to know where an upload is stored or who asks.
 """
 
 import hashlib
@@ -15,52 +15,53 @@ from typing import Any
 from uploader.domain.links import Caller
 
 MAX_CHUNK_COUNT = 10_000
-# Of an upload whose length is not known: one more than it may ever have, so that none of its chunks is the last.
+# The chunk count of an upload with deferred length: one more than the maximum, so no chunk is ever the last.
 UNBOUNDED_CHUNK_COUNT = MAX_CHUNK_COUNT + 1
 CHUNK_SIZE_STEP_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSizes:
-    """The server's bounds for chunk sizes, in bytes."""
+    """The server's limits for chunk sizes, in bytes."""
 
     default: int
     minimum: int
     maximum: int
 
     def choose(self, asked: int | None, size: int) -> int:
-        """Return the chunk size of a new upload of `size` bytes: clamped, a multiple of 64 KiB, at most 10,000 chunks."""
+        """Return the chunk size for an upload of `size` bytes: within the limits, a multiple of 64 KiB, at most 10,000
+        chunks."""
         wanted = self.default if asked is None else asked
         wanted = max(wanted, -(-size // MAX_CHUNK_COUNT))
         rounded = -(-max(wanted, self.minimum) // CHUNK_SIZE_STEP_BYTES) * CHUNK_SIZE_STEP_BYTES
-        # A maximum that is no multiple of the step is rounded down: it is a limit of the operator's.
+        # Rounded down to the step, because the operator set it as a limit.
         return min(rounded, max(self.maximum // CHUNK_SIZE_STEP_BYTES, 1) * CHUNK_SIZE_STEP_BYTES)
 
     def max_file_size(self) -> int:
-        """Return the largest file that fits into 10,000 chunks of the largest size, in bytes."""
+        """Return the size of 10,000 chunks of the largest size, in bytes."""
         return max(self.maximum // CHUNK_SIZE_STEP_BYTES, 1) * CHUNK_SIZE_STEP_BYTES * MAX_CHUNK_COUNT
 
 
 def chunk_count(size: int, chunk_size: int) -> int:
-    """Return how many chunks a file of `size` bytes has; none if it is empty."""
+    """Return the number of chunks of a file of `size` bytes; 0 for an empty file."""
     return -(-size // chunk_size)
 
 
 def chunk_length(number: int, size: int, chunk_size: int) -> int:
-    """Return the length of chunk `number` in bytes: `chunk_size`, or the rest for the last one."""
+    """Return the length of chunk `number` in bytes: `chunk_size`, or less for the last chunk."""
     return min(chunk_size, size - number * chunk_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The first bytes of the first chunk that is not whole, `length` of them, as appends have brought them."""
+    """The first `length` bytes of the first incomplete chunk, as appends brought them."""
 
     number: int
     length: int
 
 
 def received_bytes(present: Sequence[bool] | bytearray, size: int, chunk_size: int, tail: Tail | None = None) -> int:
-    """Return the bytes of the chunks that are present, and of a tail."""
+    """Return the bytes of the present chunks and of the tail."""
     if not present:
         return 0
     last = bool(present[-1])
@@ -69,12 +70,12 @@ def received_bytes(present: Sequence[bool] | bytearray, size: int, chunk_size: i
 
 
 def missing_ranges(present: Sequence[bool] | bytearray) -> list[tuple[int, int]]:
-    """Return the inclusive ranges of chunk numbers that are not present, in order."""
+    """Return the inclusive ranges of missing chunk numbers, in order."""
     return as_ranges(number for number, there in enumerate(present) if not there)
 
 
 def as_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the inclusive ranges that rising chunk numbers make up."""
+    """Return the inclusive ranges of rising chunk numbers."""
     ranges: list[tuple[int, int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number - 1:
@@ -85,7 +86,8 @@ def as_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def to_bitmap(present: Sequence[bool] | bytearray) -> bytes:
-    """Return the chunks as a Redis bitmap: bit 0 is the highest bit of the first byte (https://redis.io/docs SETBIT)."""
+    """Return the chunks as a Redis bitmap: bit 0 is the highest bit of the first byte (https://redis.io/docs
+    SETBIT)."""
     bitmap = bytearray(-(-len(present) // 8))
     for number, there in enumerate(present):
         if there:
@@ -94,20 +96,21 @@ def to_bitmap(present: Sequence[bool] | bytearray) -> bytes:
 
 
 def from_bitmap(bitmap: bytes, count: int) -> bytearray:
-    """Return the first `count` chunks of a Redis bitmap, 1 or 0 each; what it is too short for is 0."""
+    """Return the first `count` chunks of a Redis bitmap as 0 or 1. Chunks beyond the bitmap's end are 0."""
     padded = bitmap.ljust(-(-count // 8), b"\0")
     return bytearray((padded[number >> 3] >> (7 - (number & 7))) & 1 for number in range(count))
 
 
 class State(StrEnum):
-    """The state of an upload in SQL. A merge in progress is still OPEN: until it commits, the upload can be cancelled."""
+    """The state of an upload in SQL. During a merge it is still OPEN: until the merge commits, the upload can be
+    cancelled."""
 
     OPEN = "OPEN"
     DONE = "DONE"
     CANCELLED = "CANCELLED"
     EXPIRED = "EXPIRED"
     FAILED = "FAILED"
-    # Of a part: it became a piece of its whole.
+    # A part whose bytes went into a whole.
     CONSUMED = "CONSUMED"
 
 
@@ -115,15 +118,15 @@ _STATES = {state.value: state for state in State}
 
 
 def state_of(word: str, *, is_closed: bool) -> State:
-    """Return the state that a word stands for. Another word is in a row that is damaged: nothing that is open may be
-    lost by it."""
+    """Return the state for a word from a row. An unknown word comes from a damaged row: then an upload that is not
+    closed counts as OPEN, to lose no bytes."""
     return _STATES.get(word) or (State.FAILED if is_closed else State.OPEN)
 
 
 class UploadKind(StrEnum):
-    """The kind of an upload that does not become a file of the bytes that its client sends."""
+    """The kind of an upload in a concatenation."""
 
-    # A piece of a whole that is to come.
+    # A piece of a later whole.
     PART = "part"
     # Made of parts.
     WHOLE = "whole"
@@ -133,18 +136,18 @@ _KINDS = {kind.value: kind for kind in UploadKind}
 
 
 def kind_of(word: str | None) -> UploadKind | None:
-    """Return the kind that a word stands for; None for that of most uploads, and of a row that is damaged."""
+    """Return the kind for a word from a row. None: an ordinary upload, or a damaged row."""
     return _KINDS.get(word or "")
 
 
 class IfExists(StrEnum):
-    """The fate of an older file that has the name of a new one, in the words of the API."""
+    """The choice about an older file with the name of the new file, in the words of the API."""
 
-    # Let both be: the new one has the first free number.
+    # Keep both: the new file gets the first free number.
     KEEP = "keep"
-    # Remove the old one in the transaction that makes the new one.
+    # Remove the old file in the transaction that makes the new file.
     REPLACE = "replace"
-    # Make no new one.
+    # Make no new file.
     FAIL = "fail"
 
 
@@ -152,30 +155,30 @@ _IF_EXISTS = {choice.value: choice for choice in IfExists}
 
 
 def if_exists_of(word: str | None) -> IfExists:
-    """Return the choice that a word stands for. Rows of earlier versions have none; for the word of a damaged one
-    nothing goes."""
+    """Return the choice for a word from a row. Rows of earlier versions have no word. A damaged word means KEEP, which
+    deletes nothing."""
     return _IF_EXISTS.get(word or "", IfExists.KEEP)
 
 
 class Reason(StrEnum):
-    """Why an upload ended without a file, as the API says it."""
+    """Why an upload ended without a file, in the words of the API."""
 
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     MD5_MISMATCH = "md5-mismatch"
     SHA256_MISMATCH = "sha256-mismatch"
     NAME_TAKEN = "name-taken"
-    # Of a whole.
+    # Only a whole.
     PART_DAMAGED = "part-damaged"
     LENGTH_EXCEEDED = "length-exceeded"
 
 
-# In the place of a reason, of an upload that ended in a file whose bytes came in another way: its own are dropped.
+# Stored as the reason of an upload whose bytes were dropped, because the file came in another way.
 SUPERSEDED = "superseded"
-# In the place of a reason, of an upload that ended in a file that a gate refused.
+# Stored as the reason of an upload whose file a gate refused.
 REFUSED = "refused"
 
-# From each state, the states that may follow. Only OPEN moves: every other state is final.
+# The states that may follow each state. Only OPEN moves: every other state is final.
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.OPEN: frozenset({State.DONE, State.CANCELLED, State.EXPIRED, State.FAILED, State.CONSUMED}),
     State.DONE: frozenset(),
@@ -185,7 +188,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.CONSUMED: frozenset(),
 }
 
-# The reasons that go with each way to end without a file.
+# The state that follows from each reason.
 STATE_OF_REASON: dict[Reason, State] = {
     Reason.CANCELLED: State.CANCELLED,
     Reason.EXPIRED: State.EXPIRED,
@@ -196,7 +199,7 @@ STATE_OF_REASON: dict[Reason, State] = {
     Reason.LENGTH_EXCEEDED: State.FAILED,
 }
 
-# How Redis calls an upload that is closed in SQL. An OPEN one is `open` there, or `merging` once its last chunk is in.
+# The word in Redis for a closed upload. An OPEN upload is `open` there, or `merging` after its last chunk.
 REDIS_WORDS: dict[State, str] = {state: state.value.lower() for state in State if state is not State.OPEN}
 
 
@@ -204,7 +207,8 @@ REDIS_WORDS: dict[State, str] = {state: state.value.lower() for state in State i
 class Upload:
     id: str
     user_id: str
-    # Of a visitor of a link; empty of the user's own. `name` is below the folder of the link then, wherever that is.
+    # The session of a link's visitor; empty for the user's own uploads. With a session, `name` is relative to the
+    # folder of the link.
     session: str
     md5: str | None = None
     sha256: str | None = None
@@ -217,20 +221,20 @@ class Upload:
     state: State = State.OPEN
     close_reason: str | None = None
     file_id: str | None = None
-    # Where the store keeps its bytes, in a word of the store's own.
+    # The store's own word for where it keeps the bytes.
     place: str
     idempotency_key: str | None = None
     created_at: datetime
     updated_at: datetime
     closed_at: datetime | None = None
     if_exists: IfExists = IfExists.KEEP
-    # When the person's own file was changed, as its client told.
+    # When the user's local file was last modified, as the client said.
     modified_at: datetime | None = None
-    # What its client says of it in its own protocol, as it was sent.
+    # The metadata from the client in the client's protocol, unchanged.
     metadata: str | None = None
-    # While it is not, `size` is what is reserved for it, which grows before its bytes come.
+    # False: `size` is the reserved space and grows before bytes come.
     length_known: bool = True
-    # Whether its MD5 is computed as its bytes come, though nobody told one.
+    # True: compute the MD5 while bytes come, even if the client named no MD5.
     computes_md5: bool = True
     kind: UploadKind | None = None
 
@@ -239,55 +243,55 @@ class Upload:
         return Caller(self.user_id, self.session)
 
     def may_be(self, sha256: str, size: int) -> bool:
-        """Tell whether it may be of this content, and is no twin: other content with the same MD5."""
+        """Return whether the upload may have this content, by size and SHA-256. Other content can have the same MD5."""
         return self.size == size and self.sha256 in (None, sha256)
 
     @property
     def extent(self) -> int:
-        """The bytes that its chunks are counted by: its size; while that is not known, more than may ever come."""
+        """The bytes that the chunk count follows from: the size; with deferred length, more than can ever come."""
         return self.size if self.length_known else UNBOUNDED_CHUNK_COUNT * self.chunk_size
 
     @property
     def needs_md5(self) -> bool:
-        """Return whether its MD5 has to be known when it becomes a file."""
+        """Return whether the file needs an MD5."""
         return self.computes_md5 or self.md5 is not None
 
     @property
     def is_refused(self) -> bool:
-        """Return whether a gate refused its file, which a visitor is not told."""
+        """Return whether a gate refused the file. False for a visitor, who is not told."""
         return self.close_reason == REFUSED and not self.session
 
     @property
     def is_part(self) -> bool:
-        """Return whether it never becomes a file of its own, and waits for its whole once it is complete."""
+        """Return whether the upload is a part: a part never becomes a file, and waits for its whole once complete."""
         return self.kind is UploadKind.PART
 
     @property
     def is_whole(self) -> bool:
-        """Return whether its bytes come from its parts, and nobody may send any."""
+        """Return whether the upload is a whole: the bytes come from parts, and clients may not send any."""
         return self.kind is UploadKind.WHOLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One row of `file`: a user's named reference to a blob; and whether that is known to be damaged."""
+    """One row of `file`: a user's named reference to a blob. `damaged`: the blob is known to be damaged."""
 
     id: str
     user_id: str
-    # Of the visitor of a link who sent it, and the name that they asked for; it says nothing to others.
+    # The session of the visitor who sent the file, and the name that they asked for. Only the visitor sees this name.
     session: str
     asked_name: str | None = None
-    # None: nobody has computed it so far.
+    # None: the MD5 was never computed.
     md5: str | None
     sha256: str
     name: str
     size: int
     instant: bool
     created_at: datetime
-    # When the person's own file was changed, as its client told.
+    # When the user's local file was last modified, as the client said.
     modified_at: datetime | None = None
     damaged: bool = False
-    # A gate has not let it pass so far: `name` is the one that it is to have.
+    # True: the file waits for a gate, and gets `name` when it passes.
     held: bool = False
 
     @property
@@ -295,18 +299,18 @@ class File:
         return Caller(self.user_id, self.session)
 
     def name_for(self, caller: Caller) -> str:
-        """Return the name that a caller sees: a visitor the one that they asked for."""
+        """Return the name for a caller. A visitor sees the name that they asked for."""
         if not caller.session:
             return self.name
         return self.asked_name or self.name.rpartition("/")[2]
 
     def is_held_for(self, caller: Caller | None) -> bool:
-        """Tell whether a caller is told that a gate holds it: a visitor's file is complete for the visitor, whatever gates
-        say."""
+        """Return whether to tell the caller about a gate that holds the file. A visitor never is: for them the file is
+        complete."""
         return self.held and (caller is None or not caller.session)
 
     def may_be(self, md5: str | None, sha256: str | None, size: int) -> bool:
-        """Tell whether its content may be of this MD5; where its own is not known, a claimed SHA-256 tells."""
+        """Return whether the content may have this MD5. If the own MD5 is not known, a claimed SHA-256 decides."""
         if md5 is None or self.size != size:
             return False
         return sha256 in (None, self.sha256) if self.md5 is None else self.md5 == md5
@@ -316,7 +320,7 @@ class TrashReason(StrEnum):
     """Why a file is in the trash of its owner, in the words of the API."""
 
     DELETED = "deleted"
-    # Another one took its name.
+    # Another file took its name.
     REPLACED = "replaced"
     # A gate refused it.
     REFUSED = "refused"
@@ -326,26 +330,27 @@ class TrashReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrashedFile(File):
-    """One row of `trashed_file`: a file that its owner may have back. `damaged` is said of a content that has a row."""
+    """One row of `trashed_file`: a file that its owner may restore. `damaged` is known only while the content has a
+    row."""
 
     deleted_at: datetime
     reason: str
-    # Not where it was held when it went.
+    # False: the file was held when it was deleted.
     passed: bool = True
-    # Why a gate refused it.
+    # Why a gate refused the file.
     detail: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewConcatenation:
-    """An order: which parts of the caller's, by their ids, and what is said of the file that they become."""
+    """An order: the ids of the caller's parts, and the name and metadata of the resulting file."""
 
     id: str
     user_id: str
     session: str
     name: str
     metadata: str | None
-    # As its client ordered it, byte by byte.
+    # The order as the client sent it, byte by byte.
     ordered: str
     part_ids: tuple[str, ...]
 
@@ -355,18 +360,18 @@ class NewConcatenation:
 
     @property
     def parts_sha256(self) -> str:
-        """The same for the same list of parts."""
+        """Return a digest that is equal for equal lists of parts."""
         return hashlib.sha256(" ".join(self.part_ids).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concatenation(NewConcatenation):
-    """One row of `concatenation`, with its parts in their order. Its id is that of the upload that it becomes."""
+    """One row of `concatenation`, with the parts in order. The resulting upload gets the same id."""
 
     created_at: datetime
 
 
-# Who may open how much
+# Free space and quota
 
 _DEFAULT_FLOOR_BYTES = 1 << 30
 _DEFAULT_FLOOR_SHARE = 20
@@ -374,11 +379,11 @@ _DEFAULT_FLOOR_SHARE = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The disk, in bytes, and how much room it has: the one formula, for the admission of uploads and for reports.
-    `promised_bytes` is what open uploads may still write."""
+    """The space of the disk, in bytes: the one formula for the admission of uploads and for reports. `promised_bytes`
+    is what open uploads may still write."""
 
     total_bytes: int
-    # With what the trash holds, which gives way when it is needed.
+    # Includes the trash, which is emptied if uploads need the space.
     free_bytes: int
     trash_bytes: int
     floor_bytes: int
@@ -395,24 +400,24 @@ class Room:
         return max(0, self.total_bytes - self.floor_bytes)
 
     def fits(self, size: int) -> bool:
-        """Return whether a file of `size` bytes may be opened; an empty one may only while the floor is kept."""
+        """Return whether a file of `size` bytes may be opened. Even an empty file needs the floor to be free."""
         return self.free_bytes - self.promised_bytes - size >= self.floor_bytes
 
     def lacking_bytes(self, size: int) -> int:
-        """Return how much of the trash has to give way for a file of `size` bytes."""
+        """Return how many bytes the trash has to free for a file of `size` bytes."""
         needed = self.floor_bytes + self.promised_bytes + size
         return max(0, needed - (self.free_bytes - self.trash_bytes))
 
 
 def floor_of(total_bytes: int, set_bytes: int | None) -> int:
-    """Return the space that new uploads leave free: as it is set, else the larger of 5 % and 1 GiB."""
+    """Return the space that new uploads leave free: the setting, else the larger of 5 % and 1 GiB."""
     return max(total_bytes // _DEFAULT_FLOOR_SHARE, _DEFAULT_FLOOR_BYTES) if set_bytes is None else set_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The accounts of one user, in bytes: one row of `user_info`. Who may store how much is the one formula, for
-    people; the decision itself is the conditional UPDATE in the database. `files` counts open uploads, too."""
+    """The accounts of one user, in bytes: one row of `user_info`. This formula is for display; the conditional UPDATE
+    in the database decides. `files` includes open uploads."""
 
     user_id: str
     total_space: int
@@ -423,19 +428,20 @@ class Usage:
 
     @property
     def available(self) -> int:
-        """The bytes that new uploads may still reserve. Not negative, even if the total was lowered below what is used."""
+        """The bytes that new uploads may still reserve; 0 if the total was lowered below the used space."""
         return max(0, self.total_space - self.use_space_finished - self.reserved)
 
     def fits(self, size: int) -> bool:
-        """Return whether a file of `size` bytes may be opened; an empty one may only while nothing is over the total."""
+        """Return whether a file of `size` bytes may be opened. Even an empty file is refused while the account is over
+        the total."""
         return size <= self.total_space - self.use_space_finished - self.reserved
 
     def takes_files(self, more: int, max_files: int) -> bool:
-        """Return whether so many more may come about. What takes the place of as many needs no room."""
+        """Return whether `more` files may be added. Replacing as many needs no space."""
         return more <= 0 or self.files + more <= max_files
 
     def figures(self, requested: int) -> dict[str, Any]:
-        """Return what is told of a refusal."""
+        """Return the figures for a refusal."""
         return {
             "total_space": self.total_space,
             "use_space_finished": self.use_space_finished,

@@ -1,1 +1,1 @@
-"""The background jobs: each job is one small module with `run_once`, and one loop runs them all."""
+"""The background jobs, each with a `run_once`, and the loop that runs them."""

@@ -1,4 +1,4 @@
-"""Tells the sinks of events, and forgets those that are old."""
+"""Tells the sinks of events, and forgets old events."""
 
 import logging
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from uploader.service.events import Relay, Takeover, Watching
 logger = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 60.0
-# For those who were to be told meanwhile.
+# For the sinks that could not be told meanwhile.
 _GRACE_SECONDS = 3600.0
 _BATCH = 500
 
 
 def relay_job(relay: Relay) -> Job:
-    """Make the job of one sink, so that none waits for another; a commit wakes them all."""
+    """Make the job of a sink. With a job for each, no sink waits for another. A commit wakes all of them."""
     return Job(f"relay {relay.name}", relay.relay_due, wake_channel=wake_channel(relay.name))
 
 
@@ -28,7 +28,7 @@ _TAKEOVER_SECONDS = 5.0
 
 
 def takeover_job(takeover: Takeover, wake: Callable[[], None]) -> Job:
-    """Make the job that looks for processes of this node that died; `wake` wakes the relays."""
+    """Make the job that looks for dead processes of this node. `wake` wakes the relays."""
 
     async def run_once() -> float:
         if count := await takeover.take_over():
@@ -40,8 +40,8 @@ def takeover_job(takeover: Takeover, wake: Callable[[], None]) -> Job:
 
 
 class EventKeeper:
-    """Forgets. Several at once are safe. After a start, an outage or a jump of the clock, when events seem to be old that
-    nobody could be told of, the relays have an hour first."""
+    """Forgets old events. Several processes may run this job. After a start, an outage or a jump of the clock events
+    may look old that no sink could be told of, so the relays have an hour first."""
 
     def __init__(self, watching: Watching, clock: Clock) -> None:
         self._watching = watching

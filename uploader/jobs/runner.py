@@ -1,4 +1,5 @@
-"""The loop that runs a job again and again: it stops when told, spreads out, backs off, and says so once."""
+"""The loop that runs jobs: repeats, spreads them out, backs off after failures, logs each failure once, and stops when
+told."""
 
 import asyncio
 import logging
@@ -16,12 +17,12 @@ from uploader.service.audit_log import Actor, Via, actor_of_context
 logger = logging.getLogger(__name__)
 
 _LAST_RUN_SECONDS = 0.5
-# Short enough that accounts go on within 5 s of what they need being back.
+# Short, because accounting has to continue within 5 s after the stores are back.
 _MAX_BACKOFF_SECONDS = 3.0
 
 
-# What sleeps for longer wakes up at a tick of its process, so that many jobs wake it up once; and each process ticks at a
-# moment of its own, so that many of them do not ask at once.
+# Longer sleeps end at a tick of the process, because many jobs then wake the process only once. Each process ticks at
+# another moment, to spread the load on the stores.
 _TICK_SECONDS = 1.0
 _FIRST_TICK = random.random()  # noqa: S311 (jitter)
 
@@ -32,7 +33,8 @@ def last_tick(until: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`run_once` returns how long to sleep, in seconds; 0 to go on at once. What is announced on `wake_channel` ends it."""
+    """A job. `run_once` returns the seconds to sleep; 0 to continue at once. An announcement on `wake_channel` ends the
+    sleep."""
 
     name: str
     run_once: Callable[[], Awaitable[float]]
@@ -41,13 +43,13 @@ class Job:
 
 
 class Runner:
-    """Runs jobs until `stop`. A job that fails is tried again; losing Redis or the database ends nothing."""
+    """Runs jobs until `stop`. A failed job is tried again, even after a loss of Redis or the database."""
 
     def __init__(self, jobs: list[Job], bells: Mapping[str, Bell] | None = None) -> None:
-        """`bells`: that of each wake channel."""
+        """`bells`: the bell of each wake channel."""
         self._bells = {job: (bells or {}).get(job.wake_channel or "", Bell()) for job in jobs}
         self._stopping = False
-        # Why each waits that does.
+        # The reason why each waiting job waits.
         self._waits: dict[Job, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -57,8 +59,8 @@ class Runner:
         ]
 
     async def stop(self) -> None:
-        """Let each job end its run, for a moment. Then cancel it: what must not be left half done is `uninterrupted`, so a
-        job of many items ends between two of them."""
+        """Let each job end a short run, then cancel the job. Work that must not be left half done is
+        `uninterrupted`, so a job of many items ends between two items."""
         self._stopping = True
         for bell in self._bells.values():
             bell.ring()
@@ -68,12 +70,12 @@ class Runner:
 
     async def _loop(self, job: Job, bell: Bell) -> None:
         by = Actor(Via.JOB, job.name)
-        actor_of_context.set(lambda: by)  # of this task alone
+        actor_of_context.set(lambda: by)  # for this task alone
         failures, is_told = 0, True
         if job.first_delay_seconds:
             await self._sleep(bell, bell.rings, job.first_delay_seconds)
         while True:
-            rings = bell.rings  # before the look: what is announced after it ends the sleep
+            rings = bell.rings  # read before the run: an announcement during the run ends the sleep
             if self._stopping:
                 return
             try:
@@ -83,7 +85,8 @@ class Runner:
                     logger.log(level, "job works again", extra={"job": job.name, "failures": failures})
                 failures, is_told = 0, True
                 if (reason := self._waits.get(job)) is not None:
-                    # It is there again: others may not know yet, and it is told once more if it goes.
+                    # The store is back: forget the reason for all jobs. If the store fails again, the reason is logged
+                    # again.
                     self._waits = {other: why for other, why in self._waits.items() if why != reason}
             except Exception as error:
                 failures += 1
@@ -99,7 +102,7 @@ class Runner:
 
     def _say(self, job: Job, error: Exception) -> None:
         if isinstance(error, Unavailable):
-            # What is away is away for all of them.
+            # A store that is away is away for all jobs.
             is_known = error.reason in self._waits.values() or (error.is_told and bool(self._waits))
             level = logging.DEBUG if is_known else logging.WARNING
             self._waits[job] = error.reason
@@ -110,16 +113,16 @@ class Runner:
             logger.error("job failed, and is tried again", extra={"job": job.name}, exc_info=error)
 
 
-# More than the wall clock drifts or is corrected by between two looks.
+# More than the drift or correction of the wall clock between two looks.
 _JUMP_SECONDS = 60.0
 
 
 class Pause:
-    """Holds back what goes by age: after a start or an outage, when clients could not have sent a chunk, and after a jump
-    of the clock. Ask `active` before every run. It lasts `grace_seconds` from its last cause on."""
+    """Holds back work that depends on age: after a start or an outage, when clients could not send chunks, and after a
+    jump of the clock. Ask `active` before every run. The pause lasts `grace_seconds` from its last cause."""
 
     def __init__(self, what: str, clock: Clock, *, grace_seconds: float, interval_seconds: float) -> None:
-        """`interval_seconds`: how often a run is to be expected; many missed ones were an outage."""
+        """`interval_seconds`: the expected time between runs. Many missed runs count as an outage."""
         self._what = what
         self._clock = clock
         self._grace_seconds = grace_seconds
@@ -128,7 +131,8 @@ class Pause:
         self._last = (clock.now().timestamp(), clock.monotonic())
 
     def active(self) -> bool:
-        """Return whether to wait. A suspended machine shows as a jump, a run that failed for long as an outage."""
+        """Return whether to wait. A suspended machine shows as a jump of the clock, runs that failed for long show as
+        an outage."""
         wall, steady = self._clock.now().timestamp(), self._clock.monotonic()
         wall_passed, steady_passed = wall - self._last[0], steady - self._last[1]
         self._last = (wall, steady)

@@ -1,4 +1,4 @@
-"""The jobs that bring uploads further: flush, merge, join and fill concatenations, expire, sweep after a loss of Redis."""
+"""The jobs for uploads: flush, merge, join and fill concatenations, expire, sweep after a loss of Redis."""
 
 import asyncio
 import logging
@@ -16,7 +16,8 @@ from uploader.service.ids import greatest
 from uploader.service.merge import Merging
 from uploader.service.results import Complete
 
-# What becomes due within this time after a flush is written together: a commit costs as much as several hundred rows.
+# The pause after a flush. Tasks that become due meanwhile are flushed together: a commit costs as much as several
+# hundred rows.
 _REST_SECONDS = 0.2
 
 
@@ -26,7 +27,7 @@ class Flusher:
     flushing: Flushing
 
     def as_jobs(self) -> list[Job]:
-        """Make two, so that one claims or acknowledges a batch while the database writes the other's."""
+        """Make two jobs: one can claim or acknowledge a batch while the database writes the batch of the other."""
         name = f"flusher {self.queue.shard}"
         return [Job(name, self.run_once, wake_channel=self.queue.wake_channel) for name in (name, f"{name}, second")]
 
@@ -39,15 +40,15 @@ class Flusher:
         return await self.queue.pause_seconds()
 
 
-# A merge is hashing: more at once than this only makes each slower.
+# Merges at once. A merge hashes: more merges at once would only be slower.
 _MAX_MERGES = 4
-# While some run, others may become due.
+# How long to wait for a running merge before looking for due merges again.
 _LOOK_SECONDS = 1.0
 
 
 @dataclass(eq=False, repr=False)
 class Merger:
-    """Takes up merges of one shard whose worker died, or that nobody waits for."""
+    """Takes over merges of a shard after their worker died, and merges for which no request waits."""
 
     queue: UploadQueue
     merging: Merging
@@ -57,8 +58,8 @@ class Merger:
         return Job(f"merger {self.queue.shard}", self.run_once, wake_channel=self.queue.wake_channel)
 
     async def run_once(self) -> float:
-        """Sleep until the next is due or one here has ended. A long merge holds up no other, and a stop does not wait for
-        any: they end by themselves."""
+        """Start due merges. Sleep until the next merge is due, or a running merge ends. Merges run beside each other,
+        and end by themselves after a stop."""
         room = _MAX_MERGES - len(self._running)
         for task in await self.merging.start_due(self.queue, room) if room else []:
             self._running.add(task)
@@ -69,14 +70,14 @@ class Merger:
         return await self.queue.pause_seconds()
 
 
-# While any waits, and while none does.
+# While any concatenation waits, and while none waits.
 _JOIN_INTERVAL_SECONDS, _JOIN_IDLE_SECONDS = 1.0, 5.0
 
 
 @dataclass(eq=False, repr=False)
 class Joiner:
-    """Takes up concatenations whose worker died, and those whose parts were completed where nobody saw it. Several at once
-    are safe: parts are joined under their locks, and one process fills a whole."""
+    """Advances concatenations after their worker died, or after the last part was completed unnoticed. Several
+    processes may run this job: parts are joined under their locks, and only one process fills a whole."""
 
     concatenations: Concatenations
 
@@ -90,8 +91,8 @@ _GRACE_SECONDS = 3600.0
 
 @dataclass(eq=False, repr=False)
 class Expirer:
-    """Has idle uploads expired, but for a while after a start, an outage, or a jump of the clock. Several at once are
-    safe: each upload is looked at under its locks."""
+    """Expires idle uploads, except for a while after a start, an outage, or a jump of the clock. Several processes may
+    run this job: each upload is checked under its locks."""
 
     expiry: Expiry
     clock: Clock
@@ -102,7 +103,7 @@ class Expirer:
         self._pause = Pause("expiry", self.clock, grace_seconds=grace, interval_seconds=self._interval_seconds)
 
     async def run_once(self) -> float:
-        # Asked first, so that a run that fails without the database counts as one that did not happen.
+        # Queried before `active`: without the database the run fails here, and counts as missed.
         updated_before = self.clock.now() - timedelta(seconds=self.expiry.expiry_seconds)
         idle = await self.expiry.idle(updated_before, after_id="")
         if self._pause.active():
@@ -117,13 +118,14 @@ class Expirer:
 
 logger = logging.getLogger(__name__)
 
-# Until the next sweep, if a few uploads could not be dealt with.
+# Until the next sweep, if a few uploads failed.
 _PATIENCE_SECONDS = 60.0
 
 
 @dataclass(eq=False, repr=False)
 class Sweeper:
-    """Looks as often as a flusher does, and is woken with it: what a loss of Redis could leave unaccounted waits there."""
+    """Sweeps a shard after a loss of Redis. Looks as often as the shard's flusher, and wakes with it, because a loss
+    deletes the tasks of that queue."""
 
     queue: UploadQueue
     sweeping: Sweeping
@@ -132,7 +134,7 @@ class Sweeper:
         return Job(f"sweeper {self.queue.shard}", self.run_once, wake_channel=self.queue.wake_channel)
 
     async def run_once(self) -> float:
-        shard, pause_seconds = self.queue.shard, await self.queue.pause_seconds()  # asked before the era is
+        shard, pause_seconds = self.queue.shard, await self.queue.pause_seconds()  # before the sweep reads the era
         try:
             await self.sweeping.sweep(shard)
         except StorageFailed as error:

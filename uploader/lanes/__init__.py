@@ -1,5 +1,5 @@
 """MD5 and SHA-256 of many contents at once (docs/decisions/0041).
 
-`lanes.c` has the kernels, which `build.py` compiles where there is a compiler; `kernel.py` loads and tries them. Who hashes
-at the same time comes together in `uploader/storage/hashes.py`. Without a kernel everybody hashes alone.
+`lanes.c` has the kernels. `build.py` compiles them if there is a compiler, and `kernel.py` loads and tests them.
+`uploader/storage/hashes.py` collects simultaneous hashing. Without a kernel each content is hashed alone.
 """

@@ -1,8 +1,8 @@
-"""The hook by which hatchling compiles the kernels into the wheel, or beside its source for an editable installation.
+"""The hatchling hook that compiles the kernels into the wheel, or beside the source of an editable installation.
 
-Without a compiler, or if it fails, the wheel is of pure Python, and all the same complete. `HATCH_BUILD_NO_HOOKS=true` makes
-it so anywhere. The library needs nothing of the system but its processor, so its wheel goes with any Linux, any libc and any
-Python 3. hatchling is there while a wheel is built, and only then: the package does not import this.
+Without a compiler, or if it fails, the wheel is pure Python, and still complete. `HATCH_BUILD_NO_HOOKS=true` has the
+same effect. The library needs only the processor, so the wheel fits any Linux, any libc and any Python 3. hatchling is
+installed only during the build, so the package does not import this module.
 """
 
 import os
@@ -22,19 +22,19 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 LIBRARY = "uploader/lanes/liblanes.so.1"
 _SOURCE = "uploader/lanes/lanes.c"
 _COMPILERS = ("cc", "gcc", "clang")
-# All that libc has is left out, and what a compiler would call of it; the rest of GCC's own is linked in.
+# Without libc, and without the calls to libc that a compiler adds. GCC's own library is linked in.
 _OPTIONS = (
     *("-std=gnu11", "-O3", "-Wall", "-Wextra", "-Wno-psabi"),
     *("-ffreestanding", "-fno-tree-loop-distribute-patterns", "-fno-stack-protector"),
 )
 _LINKED = ("-shared", "-fPIC", "-nostdlib", "-Wl,--no-undefined")
 _TIMEOUT_SECONDS = 120.0
-# Also of the oldest systems of which pip knows that they are Linux (PEP 600, PEP 656).
+# Also for the oldest systems that pip knows as Linux (PEP 600, PEP 656).
 _TAG = "py3-none-manylinux_2_17_{0}.musllinux_1_1_{0}"
 
 
 def compile_kernel(source: Path, library: Path) -> None:
-    """Raises OSError, subprocess.SubprocessError: the output of a compiler that fails goes with it."""
+    """Compile the library. Raises OSError, subprocess.SubprocessError with the output of the compiler."""
     named = shlex.split(os.environ.get("CC", ""))
     found: Sequence[str] = named or [next(filter(shutil.which, _COMPILERS), _COMPILERS[0])]
     command = [*found, *_OPTIONS, *_LINKED, "-o", str(library), str(source), "-lgcc"]
@@ -44,7 +44,7 @@ def compile_kernel(source: Path, library: Path) -> None:
 
 class KernelHook(BuildHookInterface[BuilderConfig]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile it; `version` says which wheel is built: `standard` or `editable`."""
+        """Compile the library. `version` is the kind of wheel: `standard` or `editable`."""
         self._directory = tempfile.TemporaryDirectory(prefix="uploader-kernel-")
         if sys.platform != "linux":
             return
@@ -55,11 +55,11 @@ class KernelHook(BuildHookInterface[BuilderConfig]):
             if version == "editable":
                 copied = beside.with_suffix(".partial")
                 shutil.copy(library, copied)
-                copied.replace(beside)  # at once: others may load it meanwhile
+                copied.replace(beside)  # atomic, because other processes may load it meanwhile
                 return
         except (OSError, subprocess.SubprocessError) as error:
             if version == "editable":
-                beside.unlink(missing_ok=True)  # of another source, perhaps
+                beside.unlink(missing_ok=True)  # perhaps of an older source
             said = getattr(error, "stderr", None) or error
             self.app.display_warning(f"Hashing in lanes is left out, because it was not compiled: {said}")
             return
@@ -68,5 +68,5 @@ class KernelHook(BuildHookInterface[BuilderConfig]):
         build_data["tag"] = _TAG.format(platform.machine())
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what is in the wheel by now."""
+        """Remove the temporary library, which the wheel contains now."""
         self._directory.cleanup()

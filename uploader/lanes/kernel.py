@@ -1,7 +1,7 @@
-"""The compiled kernels: each advances states of OpenSSL's MD5 or SHA-256, each by pieces of its own, all of them at once.
+"""The compiled kernels: each advances many states of OpenSSL's MD5 or SHA-256 at once, each state by its own pieces.
 
-They are called through ctypes, which lets go of the GIL, and know nothing of Python: one library does for all of its
-versions. A kernel that does not do as hashlib does is not used.
+They are called through ctypes, which releases the GIL, and use nothing of Python: one library serves all versions. A
+kernel whose results differ from hashlib's is not used.
 """
 
 import ctypes
@@ -23,8 +23,8 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The fields of one algorithm's states (OpenSSL's md5.h, sha.h): words, how many bits were hashed, a block that is not
-    full, how many bytes it has, and `more`. `ending`: the byte order of words and bits in a digest, by struct's letter."""
+    """The fields of an algorithm's states (OpenSSL's md5.h, sha.h): words, number of hashed bits, an incomplete block,
+    number of its bytes, and `more`. `ending`: the byte order of words and bits in a digest, as struct's letter."""
 
     context: struct.Struct
     begin: tuple[int, ...]
@@ -35,7 +35,7 @@ class Layout:
         return ctypes.create_string_buffer(self.context.pack(*self.begin, 0, b"", 0, *self.more), self.context.size)
 
     def counted(self, context: Context) -> tuple[int, int]:
-        """Return how many bits were hashed, and how many bytes wait for their block to be full."""
+        """Return the number of hashed bits, and the number of bytes in the incomplete block."""
         bits, _, waiting_bytes = self.context.unpack(context.raw)[len(self.begin) :][:3]
         return bits, waiting_bytes
 
@@ -65,7 +65,7 @@ class _Job(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The code of the library for one algorithm, by one kind of instructions."""
+    """The code for an algorithm and a kind of instructions."""
 
     algorithm: Algorithm
     kind: str
@@ -74,14 +74,14 @@ class Kernel:
     _number: int
 
     def update(self, jobs: Sequence[tuple[Context, Sequence[memoryview]]]) -> None:
-        """Advance each context by its pieces. No context may be there twice."""
+        """Advance each context by its pieces. No context may occur twice."""
         lent: list[object] = []
         made = (_Job * len(jobs))(*(_job(context, pieces, lent) for context, pieces in jobs))
         self._library.uploader_lanes_update(ctypes.c_size_t(self._number), made, ctypes.c_size_t(len(jobs)))
 
 
 def _job(context: Context, pieces: Sequence[memoryview], lent: list[object]) -> _Job:
-    """`lent`: takes what has to stay where it is."""
+    """`lent`: collects the objects that must stay in memory."""
     made = (_Piece * len(pieces))(*(_piece(piece, lent) for piece in pieces))
     lent.append(made)
     return _Job(ctypes.addressof(context), made, len(pieces))
@@ -90,7 +90,7 @@ def _job(context: Context, pieces: Sequence[memoryview], lent: list[object]) -> 
 def _piece(piece: memoryview, lent: list[object]) -> _Piece:
     if not len(piece):
         return _Piece(None, 0)
-    # ctypes refuses to borrow memory that is read-only.
+    # ctypes refuses to borrow read-only memory.
     borrowed = ctypes.c_char.from_buffer(bytearray(piece) if piece.readonly else piece)
     lent.append(borrowed)
     return _Piece(ctypes.addressof(borrowed), len(piece))
@@ -98,18 +98,18 @@ def _piece(piece: memoryview, lent: list[object]) -> _Piece:
 
 @cache
 def kernel(algorithm: Algorithm) -> Kernel | None:
-    """Return the best kernel that this processor has and that hashes right; None where there is none, or no library."""
+    """Return the best correct kernel for this processor; None without such a kernel, or without the library."""
     return next((each for each in kernels(LIBRARY) if each.algorithm == algorithm and is_right(each)), None)
 
 
 def in_force(algorithm: Algorithm) -> tuple[str, int]:
-    """Return the kind of the kernel, and how many contents it hashes at once."""
+    """Return the kind of the kernel, and the number of contents that it hashes at once."""
     found = kernel(algorithm)
     return ("none", 1) if found is None else (found.kind, found.lanes)
 
 
 def kernels(path: Path) -> Iterator[Kernel]:
-    """Yield the kernels that this processor has, the best one of each algorithm first."""
+    """Yield the kernels for this processor, the best of each algorithm first."""
     try:
         library = ctypes.CDLL(str(path))
         library.uploader_lanes_algorithm.restype = library.uploader_lanes_kind.restype = ctypes.c_char_p
@@ -126,7 +126,8 @@ def kernels(path: Path) -> Iterator[Kernel]:
 
 
 def is_right(kernel: Kernel) -> bool:
-    """Hash contents of many lengths, more than there are lanes, in two pieces and then a third."""
+    """Hash contents of many lengths, more than there are lanes, in two pieces and then a third. Compare with
+    hashlib."""
     layout = LAYOUTS[kernel.algorithm]
     content = bytearray(range(256)) * 2
     contents = [memoryview(content)[: 29 * number] for number in range(kernel.lanes + 1)]
@@ -142,7 +143,8 @@ def is_right(kernel: Kernel) -> bool:
 
 
 def ends(kernel: Kernel, contexts: Sequence[Context]) -> list[bytes]:
-    """Return the digests of what was hashed until now (RFC 1321, section 3.1; FIPS 180-4, section 5.1.1)."""
+    """Return the digests of the hashed bytes (RFC 1321, section 3.1; FIPS 180-4, section 5.1.1). The contexts do not
+    change."""
     layout = LAYOUTS[kernel.algorithm]
     ended = [ctypes.create_string_buffer(context.raw, layout.context.size) for context in contexts]
     jobs = []

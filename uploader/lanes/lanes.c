@@ -1,8 +1,9 @@
-/* Advances the hashes of many contents at once: of MD5 each in a lane of the processor's vectors, of SHA-256 two in turns.
+/* Advances the hashes of many contents at once: MD5 with one content in each lane of the processor's vectors, SHA-256 with two
+   contents in turns.
 
-   One hash is serial: each step waits for the one before it, and most of the processor idles meanwhile. The steps of another
-   content take no time beside them. States are OpenSSL's MD5_CTX and SHA256_CTX, byte for byte (its md5.h and sha.h). Nothing is
-   called, not even libc: the library goes with every Linux of its processor. */
+   A hash is serial: each step waits for the step before, and most of the processor idles meanwhile. The steps of other contents
+   fill this idle time. States are OpenSSL's MD5_CTX and SHA256_CTX, byte for byte (md5.h, sha.h). The library calls nothing, not
+   even libc, so it runs on every Linux with this processor. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -16,10 +17,10 @@
 
 enum { BLOCK = 64, MOST_LANES = 16, MOST_WORDS = 8 };
 
-/* What of a state follows its words. */
+/* The fields of a state after the words. */
 struct rest {
     uint32_t bits_low, bits_high;
-    uint8_t waiting[BLOCK]; /* of a block that is not full */
+    uint8_t waiting[BLOCK]; /* the incomplete block */
     uint32_t waiting_bytes;
 };
 
@@ -28,15 +29,15 @@ struct piece {
     size_t length;
 };
 
-/* A state, and what it is to be advanced by: `count` pieces. */
+/* A state, and the `count` pieces to advance it by. */
 struct job {
     uint32_t *words;
     struct piece *pieces;
     size_t count;
 };
 
-/* Columns of words: one for each lane. Of each lane, where its next block is, and how far it is from there to the one after
-   that: 0 for a lane that nobody uses. */
+/* The words, a column for each lane; for each lane its next block, and the distance to the block after: 0 for an unused
+   lane. */
 struct lanes {
     uint32_t words[MOST_WORDS][MOST_LANES] __attribute__((aligned(64)));
     const uint8_t *block[MOST_LANES];
@@ -48,7 +49,7 @@ typedef void kernel(struct lanes *, size_t blocks);
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 
-/* WIDTH: words of a vector. VECTORS: so many take turns, because the processor has room for more than one. */
+/* WIDTH: words in a vector. VECTORS: vectors that take turns, because the processor can work on several at once. */
 #define WIDTH 4
 #define VECTORS 1
 #define NAME baseline_4
@@ -86,7 +87,7 @@ typedef void kernel(struct lanes *, size_t blocks);
 #include "sha256.h"
 #endif
 
-/* Two kernels of each kind, for half of its lanes and for all. The best kind of an algorithm comes first. */
+/* Each kind has two kernels, for half of the lanes and for all. The best kind of an algorithm comes first. */
 static const struct kind {
     const char *algorithm, *name;
     size_t words, lanes;
@@ -103,7 +104,7 @@ static const struct kind {
 };
 enum { AVX512, AVX2, SSE2, SHA };
 
-/* What a kind computes, by hashlib's name; NULL after the last one. */
+/* Returns the algorithm of a kind, by hashlib's name; NULL after the last kind. */
 const char *uploader_lanes_algorithm(size_t kind)
 {
     return kind < sizeof kinds / sizeof kinds[0] ? kinds[kind].algorithm : NULL;
@@ -114,7 +115,7 @@ const char *uploader_lanes_kind(size_t kind)
     return kinds[kind].name;
 }
 
-/* How many lanes the processor has of a kind; 0 if it lacks it. */
+/* Returns the number of lanes of a kind; 0 if the processor lacks the kind. */
 size_t uploader_lanes_count(size_t kind)
 {
 #ifdef __x86_64__
@@ -124,7 +125,7 @@ size_t uploader_lanes_count(size_t kind)
         return 0;
     if (kind == AVX2 && !__builtin_cpu_supports("avx2"))
         return 0;
-    /* Not all compilers know this one by its name. */
+    /* Not all compilers know this feature by name. */
     if (kind == SHA && !(__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && ebx & bit_SHA && __builtin_cpu_supports("sse4.1")))
         return 0;
 #endif
@@ -136,7 +137,7 @@ static struct rest *rest_of(const struct kind *kind, const struct job *job)
     return (struct rest *)(job->words + kind->words);
 }
 
-/* Finds the blocks of a job that are next, and lie side by side; returns how many, 0 at its end. */
+/* Finds the next blocks of a job that lie side by side. Returns their number, 0 at the end of the job. */
 static size_t next_blocks(struct job *job, struct rest *rest, const uint8_t **block)
 {
     for (; job->count; job->pieces++, job->count--) {
@@ -170,7 +171,7 @@ void uploader_lanes_update(size_t number, struct job *jobs, size_t count)
     struct job *running[MOST_LANES];
     size_t left[MOST_LANES], used = 0;
 
-    /* Not by an initialiser, for which some compilers call memset. */
+    /* A loop, because some compilers call memset for an initialiser. */
     for (size_t word = 0; word < MOST_WORDS; word++)
         for (size_t lane = 0; lane < MOST_LANES; lane++)
             lanes.words[word][lane] = 0;

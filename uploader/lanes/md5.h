@@ -1,4 +1,4 @@
-/* One kernel of MD5 (RFC 1321): the 64 steps of a block in VECTORS * WIDTH lanes. lanes.c includes it for each. */
+/* One kernel of MD5 (RFC 1321): the 64 steps of a block in VECTORS * WIDTH lanes. lanes.c includes this file for each kernel. */
 
 #ifndef TARGET
 #define TARGET
@@ -16,14 +16,14 @@ typedef words4 unaligned4 __attribute__((aligned(1), may_alias));
 #define LOAD16(lane) \
     __builtin_shufflevector(LOAD8(lane), LOAD8((lane) + 8), 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 
-/* The same four words of each four: numbers beyond the width are of the second vector. */
+/* Pick the same four words from each group of four. Numbers from WIDTH on mean the second vector. */
 #define FOUR_(from, a, b, c, d) (a) + (from), (b) + (from), (c) + (from), (d) + (from)
 #define PICK4(one, other, ...) __builtin_shufflevector(one, other, FOUR_(0, __VA_ARGS__))
 #define PICK8(one, other, ...) __builtin_shufflevector(one, other, FOUR_(0, __VA_ARGS__), FOUR_(4, __VA_ARGS__))
 #define PICK16(one, other, ...) \
     __builtin_shufflevector(one, other, FOUR_(0, __VA_ARGS__), FOUR_(4, __VA_ARGS__), \
                             FOUR_(8, __VA_ARGS__), FOUR_(12, __VA_ARGS__))
-/* In turns, from word n on; and side by side. */
+/* Words of both vectors from n on: alternating (ZIP), or two and two (PAIR). */
 #define ZIP(one, other, n) JOIN(PICK, WIDTH)(one, other, n, WIDTH + (n), (n) + 1, WIDTH + (n) + 1)
 #define PAIR(one, other, n) JOIN(PICK, WIDTH)(one, other, n, (n) + 1, WIDTH + (n), WIDTH + (n) + 1)
 
@@ -31,7 +31,7 @@ typedef words4 unaligned4 __attribute__((aligned(1), may_alias));
 #define G(b, c, d) (b & d)
 #define H(b, c, d) (b ^ (c ^ d))
 #define I(b, c, d) (c ^ (b | ~d))
-/* What does not wait for b; the rest of G is b & d, with no bit in common. */
+/* The part of a function that does not wait for b. The rest of G is b & d, without common bits. */
 #define EARLY_F(c, d) 0
 #define EARLY_G(c, d) (c & ~d)
 #define EARLY_H(c, d) 0
@@ -44,7 +44,7 @@ typedef words4 unaligned4 __attribute__((aligned(1), may_alias));
 #define STEP(f, a, b, c, d, word, constant, turn) \
     for (int v = 0; v < VECTORS; v++) { \
         VECTOR sum = a[v] + m[v][word] + (uint32_t)constant + EARLY_##f(c[v], d[v]); \
-        __asm__("" : REGISTER(sum)); /* so that no compiler adds it later */ \
+        __asm__("" : REGISTER(sum)); /* keeps compilers from adding it later */ \
         sum += f(b[v], c[v], d[v]); \
         a[v] = (sum << turn | sum >> (32 - turn)) + b[v]; \
     }

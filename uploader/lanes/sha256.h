@@ -1,5 +1,5 @@
-/* One kernel of SHA-256 (FIPS 180-4), by the processor's own instructions: the 64 rounds of a block of LANES contents, which
-   take turns, because each of those instructions waits for the one before it. lanes.c includes it for each. */
+/* One kernel of SHA-256 (FIPS 180-4), by the processor's own instructions: the 64 rounds of a block of LANES contents. The
+   contents take turns, because each instruction waits for the one before. lanes.c includes this file for each kernel. */
 
 #ifndef SHA256_H
 #define SHA256_H
@@ -18,7 +18,7 @@ static const words4 constants[16] = {
     {0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208}, {0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2},
 };
 
-/* The words of a block are those of another processor. */
+/* The words of a block are big-endian. */
 #define SWAP(bytes) __builtin_shufflevector(bytes, bytes, 3, 2, 1, 0, 7, 6, 5, 4, 11, 10, 9, 8, 15, 14, 13, 12)
 #define ROUNDS(state, other, w) (words4)__builtin_ia32_sha256rnds2((signed4)(state), (signed4)(other), (signed4)(w))
 #define FIRST(w, next) (words4)__builtin_ia32_sha256msg1((signed4)(w), (signed4)(next))
@@ -27,7 +27,7 @@ static const words4 constants[16] = {
 
 __attribute__((target("sha,sse4.1"))) static void NAME(struct lanes *lanes, size_t blocks)
 {
-    /* As those instructions want a state: its words f, e, b, a and h, g, d, c. */
+    /* The instructions take a state as the words f, e, b, a and h, g, d, c. */
     static const int order[2][4] = {{5, 4, 1, 0}, {7, 6, 3, 2}};
     words4 feba[LANES], hgdc[LANES];
     for (int i = 0; i < LANES; i++)
@@ -55,7 +55,7 @@ __attribute__((target("sha,sse4.1"))) static void NAME(struct lanes *lanes, size
                 words4 sum = *now + constants[four];
                 hgdc[i] = ROUNDS(hgdc[i], feba[i], sum);
                 feba[i] = ROUNDS(feba[i], hgdc[i], __builtin_shufflevector(sum, sum, 2, 3, 0, 0));
-                if (four < 12) /* in its place, what is needed four times later */
+                if (four < 12) /* replaced by the words needed four turns later */
                     *now = SECOND(FIRST(*now, next) + __builtin_shufflevector(third, last, 1, 2, 3, 4), last);
             }
         for (int i = 0; i < LANES; i++) {

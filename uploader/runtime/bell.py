@@ -1,11 +1,11 @@
-"""Wakes those who sleep until something happens. Below everything: whoever makes things happen rings it."""
+"""Wakes tasks that sleep until something happens. Any module may import it."""
 
 import asyncio
 
 
 class Bell:
-    """Nobody resets it: who listens remembers how often it had rung when he looked, and so misses no ring that came while
-    he, or another who listens, was awake."""
+    """Never reset: each listener remembers the number of rings at its last look, and so misses no ring while listeners
+    are awake."""
 
     def __init__(self) -> None:
         self.rings = 0
@@ -18,7 +18,7 @@ class Bell:
                 each.set_result(None)
 
     async def listen(self, rings: int, until: float) -> None:
-        """Return once it has rung more often than that, or when the event loop's clock says `until`."""
+        """Return when the bell has rung more than `rings` times, or at `until` on the event loop's clock."""
         if self.rings != rings:
             return
         loop = asyncio.get_running_loop()

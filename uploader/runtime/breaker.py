@@ -1,8 +1,8 @@
-"""A breaker before a store that has fallen silent: after several calls in a row without an answer it is not asked any more,
-so that nobody waits for its time-outs, and nobody sends a body that it would not take.
+"""A breaker keeps callers from a silent store: after several calls in a row without an answer the store is not asked,
+so that nobody waits for time-outs or sends a body in vain.
 
-Then one caller at a time tries it by a call that is cheap, at most once a second, before its own. The first answer closes
-the breaker. It is of one process: each finds out by itself. A Redis Cluster has one for each slot that is used.
+Then one caller at a time tries the store by a cheap call, at most once a second. The first answer closes the breaker.
+Each process has its own breakers. A Redis Cluster has one for each slot in use.
 """
 
 import logging
@@ -17,39 +17,40 @@ from uploader.runtime.observability import OPEN_BREAKERS
 
 logger = logging.getLogger(__name__)
 
-# One may be the fault of a connection, or of a call that takes long.
+# A single call may fail because of its connection, or because it takes long.
 _CALLS = 3
 _TRY_SECONDS = 1.0
-# How long callers wait for a try that is under way, where that costs them nothing.
+# How long callers wait for a running try, if waiting costs them nothing.
 MOMENT_SECONDS = 0.5
 
 
-# Of this process: while there is none, nobody need ask any of them.
+# The open breakers of this process. While the set is empty, no breaker need be asked.
 OPEN: "WeakSet[Breaker]" = WeakSet()
 _open_lock = Lock()
 
 
 class Silent(Exception):
-    """The store is not asked now; the message says since when, after its name."""
+    """The store is not asked now. The message, after the store's name, says since when."""
 
 
 class Breaker:
-    """Counts the calls of one store that got no answer, and says whether it is asked. For many threads at once."""
+    """Counts unanswered calls to a store, and decides whether callers may ask the store. Thread-safe."""
 
     def __init__(self, store: str) -> None:
-        """`store`: as the metric and the log name it."""
+        """`store`: its name in the metric and the log."""
         self._store = store
         self._lock = Lock()
-        # For who asks before each call, which costs nothing then: calls in a row, and whether they were too many.
+        # Plain attributes, because each call looks at them: unanswered calls in a row, and whether they
+        # were too many.
         self.unanswered_calls = 0
         self.is_open = False
         self._opened_at: datetime | None = None
-        # When it may be tried again; None: somebody tries it.
+        # When the store may be tried again; None: a try is running.
         self._try_at: float | None = 0.0
         self._tell()
 
     def answered(self) -> None:
-        """Note an answer, whatever it says."""
+        """Record an answer of any kind."""
         if self.unanswered_calls:
             with self._lock:
                 self.unanswered_calls = 0
@@ -61,7 +62,7 @@ class Breaker:
                 logger.warning("a store answers again", extra={"store": self._store, "silent_seconds": seconds})
 
     def unanswered(self, reason: str) -> None:
-        """Note a call that got no answer."""
+        """Record a call without an answer."""
         with self._lock:
             self.unanswered_calls += 1
             opens = not self.is_open and self.unanswered_calls >= _CALLS
@@ -78,7 +79,7 @@ class Breaker:
             OPEN_BREAKERS.labels(self._store).set(sum(each._store == self._store for each in OPEN))
 
     def check(self) -> None:
-        """Raises Silent if it is open, and it is not the time to try the store, or somebody else does."""
+        """Raises Silent if the breaker is open, and it is too early to try the store or another caller tries it."""
         if self.is_open and (self._try_at is None or time.monotonic() < self._try_at):
             raise self.silent()
 
@@ -88,7 +89,7 @@ class Breaker:
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Try the store by a cheap call within this, before another one, where the breaker is open. Raises Silent."""
+        """Try a silent store: make a cheap call inside. Raises Silent."""
         with self._lock:
             self.check()
             self._try_at = None

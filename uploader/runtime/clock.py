@@ -1,6 +1,6 @@
-"""The one place that reads the clocks, so that tests can turn them.
+"""The only place for reading clocks, so that tests can set the time.
 
-Redis keeps its own time (`TIME` inside the scripts); this clock stamps rows and decides expiry.
+Redis keeps its own time (`TIME` in the scripts). This clock stamps rows and decides about expiry.
 """
 
 import os
@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-# The seconds in this file are added to the wall clock, so that tests can turn that of a whole process. No setting.
+# A file with seconds to add to the wall clock, so that tests can move the clock of a whole process. Not a setting.
 _offset_file = os.environ.get("UPLOADER_TEST_CLOCK")
 
 
@@ -16,10 +16,9 @@ class Clock:
     """The application's UTC clock."""
 
     def now(self) -> datetime:
-        """Return the present moment, in UTC."""
         now = datetime.now(UTC)
         return now if _offset_file is None else now + timedelta(seconds=float(Path(_offset_file).read_text()))
 
     def monotonic(self) -> float:
-        """Seconds that have passed since some moment; nobody sets this one."""
+        """Return seconds since an arbitrary moment; setting the system clock does not change them."""
         return time.monotonic()

@@ -1,9 +1,9 @@
-"""On which cores the threads of a server process run.
+"""Chooses the cores for the threads of a server process.
 
-Where a small chunk goes from the event loop to a thread on another core and back, the lock of the interpreter and the memory
-that both use move with it, and that costs more than what the thread does (docs/decisions/0017). So the threads that hand
-short work to each other share a core; what takes long, and lets go of that lock, runs anywhere. To Linux 0 is the calling
-thread, and new threads and processes inherit its cores (sched_setaffinity(2)).
+If a small chunk goes from the event loop to a thread on another core and back, the lock of the interpreter and shared
+memory move with it. That costs more than the thread's work (docs/decisions/0017). So threads with short work for each
+other share a core. Long work that releases the interpreter's lock runs on any core. On Linux, process id 0 is the
+calling thread, and new threads and processes inherit its cores (sched_setaffinity(2)).
 """
 
 import logging
@@ -22,23 +22,23 @@ logger = logging.getLogger(__name__)
 _KEPT, _GIVEN_BACK = "a core is kept for short work", "no core is kept for short work: other programs want it"
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-# Those of this process before its threads were given one to share; empty: they share none.
+# The cores of this process before its threads were bound to a single core; empty: they were not bound.
 _everywhere: set[int] = set()
-# The threads that run anywhere, whatever the others do.
+# The threads that are never bound.
 _anywhere: set[int] = set()
 
 
 def share_a_core(directory: Path) -> int | None:
-    """Keep this thread, and those that it starts from here on, on one core: of those that the fewest of its siblings, the
-    other processes of its parent, share. One process after the other chooses, by a lock of the directory.
+    """Bind this thread, and threads started from here on, to a core: the core with the fewest sibling processes
+    (other children of the same parent). A lock on the directory lets one process choose at a time.
 
-    None, and nothing changes, where there is one core only; and where a quota rations them, because then others run on the
-    same cores, nobody here sees how busy each is, and who may use any has to go round them.
+    Return None and change nothing if there is only one core, or a quota limits them. With a quota other programs run on
+    the same cores, this process can't see how busy each core is, and the scheduler needs the choice among all.
     """
     allowed = os.sched_getaffinity(0)
     if len(allowed) == 1 or any(quota < len(allowed) for quota in quotas()):
         return None
-    import fcntl  # here, because the client imports this, on Windows, too
+    import fcntl  # here, because the client imports this module, also on Windows
 
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -59,27 +59,28 @@ def run_anywhere() -> None:
 
 
 def count() -> int:
-    """Return how many cores' time this process may use, at least 1."""
+    """Return the number of cores whose time this process may use, at least 1."""
     allowed = len(_everywhere or os.sched_getaffinity(0))
     return max(1, min(allowed, *(ceil(quota) for quota in quotas()), allowed))
 
 
-# How often the core is looked at while there is work.
+# How often to look at the core while there is work.
 _LOOK_SECONDS = 1.0
-# Of the time between two looks: how much the event loop waited for others to leave a core, from which it is contended, and
-# up to which it is not.
+# Shares of the time between two looks in which other programs kept the event loop from the core: the core is contended
+# above the first, and quiet below the second.
 _CONTENDED, _QUIET = 0.25, 0.1
-# How much it has to work for a look to count.
+# The least share of work for a look to count.
 _LEAST_WORK = 0.05
-# How many such looks in a row it takes to let go, and to take one again, the first time and at most: where the core was
-# contended again at once, twice as many as before.
+# Looks in a row before the core is given up, and before one is taken again. The latter doubles up to the maximum each
+# time the new core was soon contended.
 _LOOKS_TO_LET_GO = 2
 _LOOKS_TO_TAKE, _MOST_LOOKS_TO_TAKE = 10, 640
 
 
 @dataclass(eq=False, repr=False)
 class Patience:
-    """Decides whether a core is shared, from how much of the time others kept it from the event loop."""
+    """Decides whether threads share a core, by the share of time in which other programs kept the event loop from the
+    core."""
 
     is_shared: bool = True
     _looks: int = field(default=0, init=False)
@@ -87,7 +88,7 @@ class Patience:
     _looks_since_taken: int = field(default=_LOOKS_TO_TAKE, init=False)
 
     def note(self, worked: float, kept: float) -> bool:
-        """Note shares of the time since the last look; return whether the decision has changed."""
+        """Record shares of the time since the last look. Return whether the decision has changed."""
         if worked < _LEAST_WORK and kept < _LEAST_WORK:
             return False
         wants_change = kept > _CONTENDED if self.is_shared else kept < _QUIET
@@ -106,8 +107,8 @@ class Patience:
 
 
 class SharedCore:
-    """Lets go of the core that the short work of this process shares while others want it, and takes one again when they do
-    not: where the event loop runs then. To be made in its thread."""
+    """Stops sharing a core while other programs want it, and shares one again when they do not: the core where the
+    event loop runs at that moment. Create it in the thread of the event loop."""
 
     def __init__(self) -> None:
         self._loop = threading.get_native_id()
@@ -115,7 +116,7 @@ class SharedCore:
         self._seen_at, self._seen = time.monotonic(), self._times()
 
     async def look(self) -> float:
-        """Return when to look again while there is work, in seconds."""
+        """Look at the core. Return the seconds until the next look while there is work."""
         self._look()
         return _LOOK_SECONDS
 
@@ -126,18 +127,18 @@ class SharedCore:
         if not passed or self._loop not in times or self._loop not in before:
             return
         worked, waited = (after - first for after, first in zip(times[self._loop], before[self._loop], strict=True))
-        # Those that share the core with it keep it from the loop, too, as long as they run.
+        # Threads that share the core delay the event loop, too: their time does not count as other programs' time.
         others = sum(ran - before.get(task, (ran, 0))[0] for task, (ran, _) in times.items() if task != self._loop)
         if self._patience.note(worked / passed, max(0, waited - others) / passed):
             cores = {_core_of(self._loop)} if self._patience.is_shared else _everywhere
             logger.info(_KEPT if self._patience.is_shared else _GIVEN_BACK)
             for task in _threads() - _anywhere:
-                with suppress(ProcessLookupError):  # it ended
+                with suppress(ProcessLookupError):  # the thread ended
                     os.sched_setaffinity(task, cores)
 
     def _times(self) -> dict[int, tuple[int, int]]:
-        """Return for how many nanoseconds each thread that shares has run, and has waited for a core (schedstat of
-        proc(5)); nothing where the kernel does not count them."""
+        """Return the nanoseconds of running, and of waiting for a core, of each thread that shares the core (schedstat,
+        proc(5)). Empty if the kernel does not count them."""
         found = {}
         for task in _threads() - _anywhere:
             with suppress(OSError, ValueError):
@@ -151,7 +152,7 @@ def _threads() -> set[int]:
 
 
 def _core_of(task: int) -> int:
-    """Return the core that a thread ran on last."""
+    """Return the core on which a thread ran last."""
     return int((_PROC / f"self/task/{task}/stat").read_text().rpartition(")")[2].split()[36])
 
 
@@ -170,13 +171,13 @@ def _shared_by_siblings() -> list[int]:
 
 def _children_of(process: int) -> Iterator[int]:
     for children in _PROC.glob(f"{process}/task/*/children"):
-        with suppress(OSError):  # that thread ended
+        with suppress(OSError):  # the thread ended
             yield from map(int, children.read_text().split())
 
 
 def quotas(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Iterator[float]:
-    """Return how many cores' time this process may use, by each control group that it is in (cgroup-v2, cpu.max; of
-    version 1, cpu.cfs_quota_us)."""
+    """Yield the quota of each control group of this process, as a number of cores (cgroup-v2, cpu.max; version 1,
+    cpu.cfs_quota_us)."""
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -187,12 +188,12 @@ def quotas(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Iterator[float]:
 
 
 def _of_groups(root: Path, path: str, *files: str) -> Iterator[float]:
-    """Yield the quotas of a group and of the groups above it that can be read: a container may see none of these."""
+    """Yield the quotas of a group and of its parents, as far as they are readable: in a container they may not be."""
     group = root / path.lstrip("/")
     for directory in (group, *group.parents):
         with suppress(OSError, ValueError):
             quota, period = " ".join((directory / file).read_text() for file in files).split()
-            if int(quota) > 0:  # version 1 has -1, version 2 the word max, where there is none
+            if int(quota) > 0:  # without a quota version 1 has -1, version 2 the word max
                 yield int(quota) / int(period)
         if directory == root:
             return

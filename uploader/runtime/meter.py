@@ -1,13 +1,15 @@
-"""Charges each request to its user, and lets users take turns where not all can be served at once, however many requests
-each of them has.
+"""Charges the cost of each request to its user, and lets users take turns when the server is busy, however many
+requests each user has.
 
-The currency is seconds of CPU. In threads they are measured; on the event loop, where a look at the clock would cost as much
-as many a step, they are reckoned from bytes and rows. Each user has a little credit, which comes back with time. A request
-begins at once where its user has credit, or where little is under way; else it waits. Those who wait are served by deficit
-round robin (Shreedhar and Varghese, SIGCOMM 1995): a credit may fall below zero by what was under way, and a round gives
-each user who waits the same. Users with credit go before them, as new flows do in FQ-CoDel (RFC 8290, section 4.1).
+Costs are seconds of CPU. In threads they are measured. On the event loop they are estimated from bytes and rows,
+because a look at the clock would cost as much as many steps. Each user has a small credit, which recovers with time. A
+request begins at once if its user has credit or little work is under way; else it waits. Waiting users are served by
+deficit round robin (Shreedhar and Varghese, SIGCOMM 1995): a credit may fall below zero by the work under way, and each
+round gives all waiting users the same credit. Users with credit go first, like new flows in FQ-CoDel (RFC 8290, section
+4.1).
 
-All of this is in the memory of one process: several have a share of the load each, and a crash forgives.
+All state is in the memory of one process: each of several processes has a share of the load, and a crash resets all
+credits.
 """
 
 import asyncio
@@ -37,37 +39,38 @@ class Kind(StrEnum):
     ROWS = "rows"
 
 
-# CPU seconds of the event loop: a request; a byte that comes, is made or goes; a byte of JSON; a statement of MySQL, whose
-# driver runs there, and a row of it.
+# CPU seconds on the event loop: for a request; for a byte received, made or sent; for a byte of JSON; for a MySQL
+# statement and a row, because the MySQL driver runs on the event loop.
 REQUEST_SECONDS = 2e-4
 BYTE_SECONDS = 4e-10
 JSON_BYTE_SECONDS = 2e-8
 STATEMENT_SECONDS = 2e-4
 ROW_SECONDS = 1e-5
 
-# What a user may spend at once, and what comes back of it in a second.
+# The seconds that a user may spend at once, and the seconds that recover in each second.
 CREDIT_SECONDS = 0.02
 CREDIT_RATE = 0.1
-# How much may be under way before those without credit wait: a core is kept busy by that, and who comes next waits for no
-# more than that.
+# The work that may be under way before users without credit wait: enough to keep a core busy, and short enough for the
+# next request to wait for.
 WINDOW_SECONDS = 0.02
-# What is under way for so long waits for something else than the CPU, and keeps nobody waiting.
+# Work that is under way for longer waits for something other than the CPU, and blocks no other request.
 CLAIM_TIMEOUT_SECONDS = 1.0
-# For how long a request waits for its turn, and for how long its sender is told to stay away at the most.
+# How long a request waits for its turn, and the longest time in `Retry-After`.
 TURN_TIMEOUT_SECONDS = 10.0
 _MAX_RETRY_AFTER_SECONDS = 60
-# Of an operation that nobody has asked for yet; and of one piece of a long body or answer.
+# Expected costs: of an operation before its first request, and of one piece of a long body or answer; and the minimum.
 _FIRST_CLAIM_SECONDS = 1e-2
 _PIECE_CLAIM_SECONDS = 1e-3
 _LEAST_CLAIM_SECONDS = 1e-4
-# After so long without a request a process is quiet.
+# A process without requests for this long is quiet.
 QUIET_SECONDS = 10.0
-# The weight of the newest request in what the next one is expected to cost.
+# The weight of the latest request in the expected cost of an operation.
 _NEWEST = 0.125
 
 
 class NotYourTurn(Exception):
-    """A request has waited for its turn in vain; all that its user asks for is likely to be done after so many seconds."""
+    """A request has waited too long for its turn. All requests of its user are likely to be done after
+    `retry_after_seconds`."""
 
     def __init__(self, retry_after_seconds: int) -> None:
         super().__init__(retry_after_seconds)
@@ -75,7 +78,7 @@ class NotYourTurn(Exception):
 
 
 class Lines:
-    """The requests of a party that wait, in lines: of each the oldest goes first, and the lines take turns."""
+    """The waiting requests of a party, in lines. The oldest request of a line goes first, and the lines take turns."""
 
     __slots__ = ("_lines",)
 
@@ -103,16 +106,16 @@ class Lines:
 
 @dataclass(eq=False, slots=True)
 class Party:
-    """A user who has something under way, or no full credit."""
+    """A user with requests under way, or without full credit."""
 
     user_id: str
     credit_seconds: float
-    # When the credit was last brought up to date.
+    # When the credit was last updated.
     seen_at: float
     under_way: int = 0
-    # What they are expected to cost, as far as they have a turn.
+    # The expected cost of the requests that have a turn.
     claimed_seconds: float = 0.0
-    # What was charged since somebody took it.
+    # The charges since the last `Meter.take`.
     spent_seconds: float = 0.0
     waiting: Lines = field(default_factory=Lines)
 
@@ -123,28 +126,28 @@ class Party:
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """A request that waits, or goes on. `begin` is called once, when it is its turn."""
+    """The turn of a request that waits or is under way. `begin` is called once, when the turn comes."""
 
     party: Party
-    # What it is expected to cost, as far as that is known when it begins.
+    # Returns the expected cost, as known when the turn begins.
     expect: Callable[[], float]
     begin: Callable[[], None]
-    # In which of its party's lines it waits.
+    # The line of the party in which the turn waits.
     line: str = ""
-    # Its sender is gone, or has waited too long.
+    # True: the client is gone, or the request has waited too long.
     is_void: bool = False
     began_at: float = 0.0
     claim_seconds: float = 0.0
 
 
 class Turns:
-    """Decide whose turn it is: a state machine without a clock of its own."""
+    """Decides whose turn it is: a state machine without a clock."""
 
     def __init__(self) -> None:
-        # The claims of all that is under way.
+        # The sum of the claims under way.
         self.claimed_seconds: float = 0.0
         self._under_way: OrderedDict[Turn, None] = OrderedDict()
-        # Who waits; the first one is served until its credit is spent.
+        # The waiting parties. The first is served until its credit is spent.
         self._round: deque[Party] = deque()
 
     @property
@@ -156,7 +159,7 @@ class Turns:
         return len(self._round)
 
     def enter(self, turn: Turn, now: float) -> bool:
-        """Return whether it begins at once; else it waits."""
+        """Begin the turn and return True, or let it wait and return False."""
         party = turn.party
         self.recover(party, now)
         if not party.waiting:
@@ -164,7 +167,7 @@ class Turns:
                 self._begin(turn, now)
                 return True
             if not self._round and self.claimed_seconds < WINDOW_SECONDS:
-                party.credit_seconds = max(party.credit_seconds, 0.0)  # nobody else wants what it has used
+                party.credit_seconds = max(party.credit_seconds, 0.0)  # no other user needs the overdraft
                 self._begin(turn, now)
                 return True
             self._round.append(party)
@@ -172,14 +175,14 @@ class Turns:
         return False
 
     def leave(self, turn: Turn) -> None:
-        """End one that is under way, or had its time. What it cost was charged apart."""
+        """End a turn under way, or a turn that timed out. The cost is charged separately."""
         if turn in self._under_way:
             del self._under_way[turn]
             self.claimed_seconds = self.claimed_seconds - turn.claim_seconds if self._under_way else 0.0
             turn.party.claimed_seconds -= turn.claim_seconds
 
     def serve(self, now: float) -> None:
-        """Begin as many of those who wait as there is room for."""
+        """Begin waiting turns while the window has space."""
         while self._round and self._has_room(now):
             turn = self._next(now)
             if turn is not None:
@@ -201,7 +204,7 @@ class Turns:
         return True
 
     def _next(self, now: float) -> Turn | None:
-        """Take the first request of the first party that has credit; None: its sender is gone."""
+        """Take the first request of the first party with credit. Return None if its client is gone."""
         if len(self._round) == 1:
             party = self._round[0]
             self.recover(party, now)
@@ -217,12 +220,12 @@ class Turns:
         if all(party.spare_seconds <= 0 for party in self._round):
             for party in self._round:
                 self.recover(party, now)
-            # As many rounds at once as one of them needs.
+            # As many rounds at once as the party with the highest credit needs.
             lacking = max(0.0, -max(party.spare_seconds for party in self._round))
             given = (int(lacking / CREDIT_SECONDS) + 1) * CREDIT_SECONDS
             for party in self._round:
                 party.credit_seconds += given
-            self._round.rotate(-1)  # the one that was served last
+            self._round.rotate(-1)  # the party that was served last
         while self._round[0].spare_seconds <= 0:
             self._round.rotate(-1)
         return self._round[0]
@@ -235,13 +238,13 @@ class Turns:
 
 
 class Cost:
-    """The cost of one request so far, and its turn."""
+    """The cost of a request so far, and its turn."""
 
     __slots__ = ("_has_begun", "_line", "_meter", "_operation", "_party", "sent_bytes", "spent_seconds", "turn")
 
     def __init__(self, meter: "Meter", party: Party, operation: str, line: str) -> None:
         self.spent_seconds = 0.0
-        # Of the answer, those that were not charged yet.
+        # Bytes of the answer that were not charged yet.
         self.sent_bytes = 0
         self._has_begun = False
         self._meter = meter
@@ -254,14 +257,15 @@ class Cost:
         return self._meter.expected_seconds.get(self._operation, _FIRST_CLAIM_SECONDS)
 
     def add(self, kind: Kind, seconds: float) -> None:
-        """Charge so many seconds of CPU."""
+        """Charge seconds of CPU."""
         self.spent_seconds += seconds
         self._party.spent_seconds += seconds
         self._party.credit_seconds -= seconds
         self._meter.spent_seconds[kind] += seconds
 
     async def begin(self, *, pauses: bool = False) -> None:
-        """Begin when it is its turn. `pauses`: it waits for its client next. Raises NotYourTurn."""
+        """Wait for the turn of the request, and begin. `pauses`: the request waits for its client next. Raises
+        NotYourTurn."""
         if not pauses or self._meter.turns.are_waited_for:
             await self._take_turn(self._expect, TURN_TIMEOUT_SECONDS)
             if pauses:
@@ -270,7 +274,7 @@ class Cost:
         self.add(Kind.REQUESTS, REQUEST_SECONDS)
 
     async def go_on(self) -> None:
-        """Wait for a turn of the next piece of a body or an answer."""
+        """Wait for the turn of the next piece of a body or an answer."""
         self._charge_sent()
         if self._has_begun and self.turn is None:
             await self._take_turn(_expect_of_piece, None)
@@ -283,7 +287,7 @@ class Cost:
             await meter.wait(turn, now, timeout_seconds)
 
     def pause(self) -> None:
-        """End the turn: what comes next is its client's to wait for, not others'."""
+        """End the turn, because the request waits for its client next."""
         turn, self.turn = self.turn, None
         if turn is not None:
             self._meter.turns.leave(turn)
@@ -291,7 +295,7 @@ class Cost:
                 self._meter.serve()
 
     def answered(self, json_bytes: int) -> None:
-        """End the turn: the answer is known. What it has cost until now is expected of those that ask for the same."""
+        """End the turn, because the answer is known. The cost so far updates the expected cost of the operation."""
         self.add(Kind.JSON, json_bytes * JSON_BYTE_SECONDS)
         self.pause()
         expected = self._expect()
@@ -299,7 +303,7 @@ class Cost:
         self._meter.expected_seconds[self._operation] = max(_LEAST_CLAIM_SECONDS, expected)
 
     def apart(self) -> "Cost":
-        """Begin to charge what this request has begun and does not wait for; it is to `end`."""
+        """Return the cost of work that the request starts and does not wait for. Call `end` on the result."""
         cost = self._meter.open(self._party.user_id, self._operation, self._line)
         cost._has_begun = True
         return cost
@@ -320,7 +324,7 @@ class Cost:
 
 @dataclass(eq=False, slots=True)
 class Taken:
-    """The charges of a while, and the turns that were waited for: how many, how many in vain, and for how long in all."""
+    """The charges of a period, and the waits for turns: their number, the number in vain, and their seconds."""
 
     by_kind: dict[Kind, float] = field(default_factory=dict)
     by_user: dict[str, float] = field(default_factory=dict)
@@ -330,21 +334,21 @@ class Taken:
 
 
 class Meter:
-    """The costs and the turns of one process."""
+    """The costs and turns of one process."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
         self.turns = Turns()
-        # What an operation costs until its answer begins, by its route.
+        # The expected cost of an operation until its answer begins, by route.
         self.expected_seconds: dict[str, float] = {}
-        # What was charged since somebody took it.
+        # The charges since the last `take`.
         self.spent_seconds: defaultdict[Kind, float] = defaultdict(float)
         self._taken = Taken()
         self._parties: dict[str, Party] = {}
         self._looking: asyncio.TimerHandle | None = None
         self.under_way = 0
         self.ended_at = now()
-        # Rung by the first request after a quiet while.
+        # Rung by the first request after a quiet period.
         self.bell = Bell()
 
     @property
@@ -352,7 +356,8 @@ class Meter:
         return not self.under_way and self.now() - self.ended_at >= QUIET_SECONDS
 
     def open(self, user_id: str, operation: str, line: str = "") -> Cost:
-        """Begin to charge a request; it is to `end`. `line`: in which of its party's it waits."""
+        """Begin to charge a request; call `end` on the result. `line`: the line of the party in which the request
+        waits."""
         if not self.under_way and self.is_quiet:
             self.bell.ring()
         self.under_way += 1
@@ -368,13 +373,13 @@ class Meter:
             self._looking = asyncio.get_running_loop().call_later(CLAIM_TIMEOUT_SECONDS, self._look)
 
     def take(self) -> "Taken":
-        """Return what was charged since this was last called, and forget who has full credit."""
+        """Return the charges since the last call, and forget parties with full credit."""
         taken, self._taken = self._taken, Taken()
         taken.by_kind, self.spent_seconds = self.spent_seconds, defaultdict(float)
         now = self.now()
         for party in list(self._parties.values()):
             if party.spent_seconds:
-                # What comes by links is a party of its own, and paid for by their owner.
+                # Uploads and downloads by links are a party of their own; the owner of the links pays for them.
                 user_id = party.user_id.partition("/")[0]
                 taken.by_user[user_id] = taken.by_user.get(user_id, 0.0) + party.spent_seconds
                 party.spent_seconds = 0.0
@@ -387,7 +392,7 @@ class Meter:
         """Wait for a turn. Raises NotYourTurn."""
         begun = asyncio.get_running_loop().create_future()
         turn.begin = partial(_set, begun)
-        self.serve()  # or somebody looks again later
+        self.serve()  # else the turn waits for the next look
         try:
             async with asyncio.timeout(timeout_seconds):
                 await begun
@@ -399,10 +404,10 @@ class Meter:
             self._taken.turn_seconds += self.now() - since
             if not begun.done() or begun.cancelled():
                 turn.is_void = True
-                self.turns.leave(turn)  # it may have begun just now
+                self.turns.leave(turn)  # the turn may have begun just now
 
     def _retry_after_seconds(self, party: Party) -> int:
-        """Return when all that this party has asked for is likely to be done."""
+        """Return the seconds after which all waiting requests of this party are likely to be done."""
         waiting = sum(turn.expect() for turn in party.waiting if not turn.is_void)
         seconds = waiting * self.turns.parties_waiting - party.credit_seconds
         return min(_MAX_RETRY_AFTER_SECONDS, max(1, ceil(seconds)))
@@ -425,12 +430,12 @@ def _set(begun: "asyncio.Future[None]") -> None:
         begun.set_result(None)
 
 
-# None: nobody's request.
+# None outside of a request.
 cost_of_request: ContextVar[Cost | None] = ContextVar("cost", default=None)
 
 
 def charge(kind: Kind, seconds: float) -> None:
-    """Charge the request in whose context this runs, on the event loop."""
+    """Charge the current request for work on the event loop."""
     cost = cost_of_request.get()
     if cost is not None:
         cost.add(kind, seconds)
@@ -438,7 +443,7 @@ def charge(kind: Kind, seconds: float) -> None:
 
 @contextmanager
 def charged_apart() -> Iterator[None]:
-    """Let the request that has begun this task pay for it, though it does not wait for it."""
+    """Charge the current request for work that it starts but does not wait for."""
     cost = cost_of_request.get()
     if cost is None:
         yield
@@ -453,14 +458,14 @@ def charged_apart() -> Iterator[None]:
 
 
 def pause() -> None:
-    """End the turn of the request in whose context this runs: it waits for its client."""
+    """End the turn of the current request, because it waits for the client."""
     cost = cost_of_request.get()
     if cost is not None:
         cost.pause()
 
 
 async def go_on(kind: Kind, count_bytes: int) -> None:
-    """Charge the request in whose context this runs for bytes that came, or are made next, and wait for its next turn."""
+    """Charge the current request for bytes that came or are about to be made, and wait for its next turn."""
     cost = cost_of_request.get()
     if cost is not None:
         cost.add(kind, count_bytes * BYTE_SECONDS)

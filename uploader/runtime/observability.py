@@ -1,6 +1,6 @@
-"""Logs as one JSON object a line (or plain text), and the Prometheus metrics of the process.
+"""Logs as one JSON object per line (or plain text), and the Prometheus metrics of the process.
 
-Records carry the request id of the context they are written in. No token, body or path of a user goes in here.
+Log records carry the request id of their context. No token, body or path of a user is logged.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ MD5_LANES = Gauge(
 SHA256_LANES = Gauge(
     "uploader_sha256_lanes", "Of how many contents it computes the SHA-256 at once, likewise.", ["kind"]
 )
-# Asked of the stores when somebody looks; every process says the same.
+# Measured in the stores at each scrape; every process reports the same.
 OPEN_UPLOADS = Gauge("uploader_open_uploads", "Open uploads.")
 PENDING_BYTES = Gauge("uploader_pending_bytes", "Bytes of open uploads that are not yet in the database.")
 QUEUE_TASKS = Gauge("uploader_queue_tasks", "Tasks in a delay queue.", ["queue"])
@@ -126,10 +126,10 @@ EVENT_LAG_SECONDS = Gauge(
     "uploader_event_lag_seconds", "How old the oldest event is that a sink is still to be told of.", ["sink"]
 )
 
-# Gauges that some process sets when it has looked: of several processes the largest counts.
+# Gauges that a single process sets after a look. Of several processes the largest value counts.
 LARGEST_GAUGES = frozenset({"uploader_open_breakers"})
 
-# The attributes every log record has; the others were passed in `extra` and belong to the message.
+# The attributes of every log record. All other attributes came by `extra` and belong to the message.
 _STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
@@ -146,19 +146,19 @@ _encode_all = json.JSONEncoder(default=str, separators=(",", ":")).encode
 
 
 def _spelt(value: object) -> str:
-    """Write it as JSON, in printable ASCII; what JSON has no word for as text."""
+    """Format as JSON in printable ASCII. Values that JSON can't express become text."""
     if isinstance(value, str):
         return _encode_all(value)
     try:
         text = _encode(value).decode()
     except (TypeError, ValueError, OverflowError):
         return _encode_all(value)
-    # It escapes only what it must, in a quarter of the time.
+    # This encoder escapes only what it must, but takes a quarter of the time.
     return text if text.isascii() and text.isprintable() else _encode_all(value)
 
 
 class JsonFormatter(logging.Formatter):
-    """JSON's escapes keep input from forging lines."""
+    """Formats records as JSON, whose escapes keep input from forging lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -174,7 +174,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """For a person at a terminal: time, level, message, then what else is known, escaped."""
+    """Formats for a terminal: time, level, message, then the other facts, escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.gmtime(record.created))
@@ -182,7 +182,7 @@ class TextFormatter(logging.Formatter):
         line = f"{clock} {record.levelname.lower():7} {_printable(record.getMessage())} {extra}".rstrip()
         if not record.exc_info:
             return line
-        # Indented, so that no error's text looks like a line of the log.
+        # Indented, so that no text of an error looks like a line of the log.
         trace = self.formatException(record.exc_info).split("\n")
         return "\n".join([line, *(f"    {_printable(part)}" for part in trace)])
 
@@ -192,9 +192,9 @@ def _printable(text: str) -> str:
 
 
 class LineHandler(logging.Handler):
-    """Writes lines to a stream: those of one turn of the event loop together, warnings and all that is worse at once. With
-    each write a thread may take the interpreter's lock, and the loop has to get it back: one for each request cost more
-    than all else about its line. A kill takes the lines of its turn along, none of which told of anything wrong."""
+    """Writes lines to a stream: the lines of one turn of the event loop together, warnings and worse at once. During
+    each write a thread may take the interpreter's lock, and the loop has to wait for it: a write per request cost more
+    than the rest of its line. A kill loses the lines of its turn, but no warnings."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class LineHandler(logging.Handler):
             held, self._held = self._held, []
             if not held:
                 return
-            with suppress(OSError, ValueError):  # nobody reads it any more, and there is nowhere to say so
+            with suppress(OSError, ValueError):  # the reader is gone, and there is no other place to log
                 self._stream.write("".join(held))
                 self._stream.flush()
         finally:
@@ -234,7 +234,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def configure_logging(level: str, log_format: str) -> None:
-    # What no line shows need not be found out (https://docs.python.org/3/howto/logging.html#optimization).
+    # Facts that no line shows are not collected (https://docs.python.org/3/howto/logging.html#optimization).
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = LineHandler(sys.stderr)
@@ -244,24 +244,24 @@ def configure_logging(level: str, log_format: str) -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-# A fault that lasts has ended when nothing has failed for so long, and something has worked since. Of one that comes back
-# soon the time doubles, up to a bound, so that a fault that comes and goes leaves few lines.
+# A fault has ended when nothing has failed for this long, and something has worked since. If the fault comes back soon,
+# the time doubles, up to the maximum, so that a fault that comes and goes leaves few lines.
 _QUIET_SECONDS, _MAX_QUIET_SECONDS, _SOON_SECONDS = 5.0, 600.0, 60.0
-# Of one fault so many kinds are logged, and what so many failures keep from being done.
+# Kinds of failures that are logged for a fault, and failures whose consequences are logged.
 _MAX_KINDS, _SPELT_OUT = 4, 2
 _open_troubles: "WeakSet[Trouble]" = WeakSet()
-# A command, and a server that starts, say in their own last line what fails.
+# Commands, and a starting server, report a failure in their own last line instead.
 _tells_beginnings = threading.Event()
 
 
 def tell_beginnings_of_troubles() -> None:
-    """Log from now on, in this process, when a fault begins."""
+    """Log the beginnings of faults from now on, in this process."""
     _tells_beginnings.set()
 
 
 class Trouble:
-    """A fault that lasts, of the disk or of a store: logged once, then counted, then logged when it has ended. For many
-    threads at once."""
+    """A lasting fault of the disk or of a store: logged once, then counted, then logged when it has ended.
+    Thread-safe."""
 
     def __init__(self, store: str) -> None:
         self._store = store
@@ -272,7 +272,7 @@ class Trouble:
         self._began_at = self._failed_at = self._ended_at = -math.inf
         self._worked_at = -math.inf
         self._quiet_seconds = _QUIET_SECONDS
-        # For who asks after each call that worked.
+        # A plain attribute, for callers who ask after each successful call.
         self.is_open = False
 
     def note(
@@ -284,7 +284,8 @@ class Trouble:
         trace: BaseException | None = None,
         **facts: object,
     ) -> bool:
-        """Note a failure, and log the first of its kind; return whether what it keeps from being done need not be told."""
+        """Record a failure, and log the first of each kind. Return whether the caller need not log the
+        consequence."""
         self._failures.inc()
         self.tell_end()
         with self._lock:
@@ -305,7 +306,7 @@ class Trouble:
         return is_told
 
     def worked(self) -> None:
-        """Note that something has worked that such a fault would have kept from it."""
+        """Record a success that the fault would have prevented."""
         self._worked_at = time.monotonic()
 
     def tell_end(self) -> None:
@@ -327,14 +328,14 @@ def tell_ended_troubles() -> None:
 
 
 def level_of(error: Exception, level: int = logging.WARNING) -> int:
-    """Return the level at which to log what an error keeps from being done: the log knows a fault that lasts."""
+    """Return the level for logging a consequence of an error: DEBUG if the log has the fault already."""
     return logging.DEBUG if getattr(error, "is_told", False) else level
 
 
-# What every process of an installation has counted, summed when somebody looks.
+# The counts of all processes of an installation, summed at each scrape.
 #
 # Each process holds a *slot* of a directory, by a lock, and writes its figures into the slot's file. A slot outlives
-# its process, and the next holder goes on from its figures: no counter falls when a process ends or is replaced.
+# its process, and the next holder continues from the figures: no counter falls when a process ends or is replaced.
 
 
 logger = logging.getLogger(__name__)
@@ -342,21 +343,21 @@ logger = logging.getLogger(__name__)
 _PREFIX = "uploader_"
 _ADDED = ("counter", "histogram")
 
-# A sample by its name and its labels, such as ("uploader_chunks_total", (("outcome", "recorded"),)).
+# The name and the labels of a sample, such as ("uploader_chunks_total", (("outcome", "recorded"),)).
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 Figures = dict[Sample, float]
 
 
 @dataclass(eq=False, repr=False)
 class Exposition:
-    """The metrics of this process and of the others on the same directory, from `async with` on."""
+    """The metrics of this process and of other processes with the same directory. Use by `async with`."""
 
-    # `alone`: whether this is the only server process, so that what describes a process can be shown.
+    # `alone`: this is the only server process, so that metrics of a single process can be shown.
     directory: Path
     _: KW_ONLY
     alone: bool
     registry: CollectorRegistry = REGISTRY
-    # What this registry had counted before, and the slot had when it was taken.
+    # The counts of this registry before, and of the slot when it was taken.
     _before: Figures = field(default_factory=dict, init=False)
     _inherited: Figures = field(default_factory=dict, init=False)
     _published: Figures | None = field(default=None, init=False)
@@ -374,12 +375,12 @@ class Exposition:
             os.close(self._lock)
 
     async def render(self) -> bytes:
-        """Write all metrics in the format of Prometheus. What is shown is published first, so that it is never taken
-        back."""
+        """Return all metrics in the format of Prometheus. Publishes the metrics first, so that no shown count is ever
+        lost."""
         return await asyncio.to_thread(self._render)
 
     async def publish(self) -> bool:
-        """Let the others know, about once a second; return whether there was anything new."""
+        """Publish the figures for other processes; called about once a second. Return whether anything was new."""
         return await asyncio.to_thread(self._publish)
 
     # Slots
@@ -405,7 +406,7 @@ class Exposition:
                 draft.write_text(json.dumps(content))
                 draft.replace(self._slot)
                 self._published = figures | gauges
-            except OSError as error:  # a full disk: what was counted stays in memory
+            except OSError as error:  # a full disk: the counts stay in memory
                 logger.debug("metrics are not shared for now", extra={"reason": str(error)})
             return True
 
@@ -423,7 +424,7 @@ class Exposition:
         return figures, gauges
 
     def _own(self) -> tuple[Figures, Figures]:
-        """Return what this process and those that had its slot before have counted, and its gauges."""
+        """Return the counts of this process and of earlier holders of its slot, and the gauges of this process."""
         collected, gauges = self._collected()
         own = dict(self._inherited)
         for key, value in collected.items():
@@ -464,7 +465,7 @@ class Exposition:
 
 
 class _Summed:
-    """As much of a registry as `generate_latest` needs."""
+    """The part of a registry that `generate_latest` needs."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -474,7 +475,7 @@ class _Summed:
 
 
 def _order(key: Sample) -> tuple[object, ...]:
-    """Order by labels; the buckets of a histogram in their order, then its sum and count."""
+    """Order by labels; the buckets of a histogram by their bounds, then its sum and count."""
     name, labels = key
     bound = dict(labels).get("le")
     rest = tuple(label for label in labels if label[0] != "le")
@@ -485,7 +486,7 @@ def _order(key: Sample) -> tuple[object, ...]:
 
 
 def _try_lock(path: Path, kind: int) -> int | None:
-    """Return None if another process holds the lock."""
+    """Return the locked descriptor; None if another process holds the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -507,7 +508,7 @@ def _spell(figures: Figures) -> list[Any]:
 
 
 def _read(path: Path) -> tuple[Figures, Figures]:
-    """Return nothing where there is no file, a broken one, or one of another version."""
+    """Return the figures and gauges of a file; empty if the file is missing, broken or of another version."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads(path.read_text())
         if content["version"] == __version__:

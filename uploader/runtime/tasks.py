@@ -1,4 +1,4 @@
-"""Work that nothing leaves half done: tasks of asyncio, and what runs for them in threads."""
+"""Work that is never left half done: asyncio tasks, and their work in threads."""
 
 import asyncio
 import ctypes
@@ -17,24 +17,24 @@ from uploader.runtime.meter import Cost, Kind, cost_of_request
 
 K = TypeVar("K")
 T = TypeVar("T")
-# What a thread does; returns what is to be called on the event loop then, if anybody still waits for it.
+# Runs in a thread. Returns a function for the event loop, or None if nobody waits any more.
 _Attempt = Callable[[], Callable[[], None] | None]
 
 _PATIENCE_SECONDS = 0.1
-# So that the first of a batch does not wait for long until the last is done.
+# Small, so that the first result of a batch does not wait long for the last.
 _MAX_BATCH = 32
-# Of a thread that gives way: about a third of what others get where they compete for a core (sched(7)).
+# The niceness of a thread that gives way: it gets about a third of a competing thread's time (sched(7)).
 _NICENESS = 5
 _LAST_NICENESS = 19
-# The number of the system call, which glibc has no function for; a thread, here the calling one; the class in its bits.
+# The number of the system call, for which glibc has no function; a thread, here the caller; the idle class in its bits.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_THREAD = 1
 _IOPRIO_IDLE = 3 << 13
 
 
 async def uninterrupted(work: Awaitable[T]) -> T:
-    """Run `work` to its end even if the caller is cancelled meanwhile, which is raised afterwards: so a cancelled request
-    leaves no lock, no connection in mid-command and no thread behind."""
+    """Run `work` to its end even if the caller is cancelled meanwhile; raise the cancellation afterwards. So a
+    cancelled request leaves no lock, no connection in mid-command and no thread behind."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -44,13 +44,13 @@ async def uninterrupted(work: Awaitable[T]) -> T:
             cancelled = error
     if cancelled is not None:
         if not task.cancelled():
-            task.exception()  # seen: the caller is gone
+            task.exception()  # retrieved, because the caller is gone
         raise cancelled
     return task.result()
 
 
 async def all_or_none(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Gather as `asyncio.gather`; but when one raises, or the caller is cancelled, the others end before this returns."""
+    """Gather like `asyncio.gather`. If one fails, or the caller is cancelled, the others end before this returns."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -60,7 +60,7 @@ async def all_or_none(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class OnePerKey(Generic[T]):
-    """One piece of work at a time for each key: callers that ask meanwhile wait for the same."""
+    """Runs one piece of work at a time for each key. Callers with the same key meanwhile wait for the same work."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, asyncio.Future[T]] = {}
@@ -74,32 +74,32 @@ class OnePerKey(Generic[T]):
         return work
 
     async def run(self, key: str, begin: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of the work, which goes on when its caller goes away."""
+        """Return the result of the work. The work goes on if its caller goes away."""
         return await asyncio.shield(self.start(key, begin))
 
     def _end(self, key: str, done: "asyncio.Future[T]") -> None:
         del self._under_way[key]
         if not done.cancelled():
-            done.exception()  # seen, if nobody waits any more
+            done.exception()  # retrieved, in case nobody waits any more
 
 
 class Rounds(Generic[K, T]):
-    """Work that costs little more for many than for one: what is asked for while a round is under way is done together in
-    the next. One that comes alone does not wait."""
+    """Work on items that costs little more for many than for a single item: items that come during a round are done
+    together in the next round. A single item does not wait."""
 
     def __init__(self, do: Callable[[Sequence[K]], Awaitable[Sequence[T]]], most: int) -> None:
-        """`do`: returns the result of each, for at most so many."""
+        """`do`: returns the results of up to `most` items."""
         self._do = do
         self._most = most
         self._waiting: list[tuple[K, asyncio.Future[T]]] = []
         self._under_way: asyncio.Task[None] | None = None
 
     async def run(self, asked: K) -> T:
-        """Return the result of what is asked for. It is done even if the caller is cancelled meanwhile."""
+        """Return the result of an item. The work is done even if the caller is cancelled meanwhile."""
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, outcome))
         if self._under_way is None:
-            # In nobody's context: it goes on for others, and what it costs is not to be the first one's.
+            # An empty context: the task continues for other callers, and its cost is not the first caller's alone.
             self._under_way = asyncio.create_task(self._go_on(), name="rounds", context=Context())
         return await outcome
 
@@ -119,23 +119,23 @@ class Rounds(Generic[K, T]):
         self._under_way = None
 
     async def close(self) -> None:
-        """Wait for the end of what was asked for."""
+        """Wait for the remaining rounds."""
         if self._under_way is not None:
             await asyncio.wait({self._under_way})
 
 
 def _end_of(task: "asyncio.Task[Any]") -> "asyncio.Future[None]":
-    """Wait as `asyncio.wait`, in half the time: each chunk goes through here."""
+    """Wait like `asyncio.wait`, in half the time: each chunk needs it."""
     end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     task.add_done_callback(lambda _: None if end.done() else end.set_result(None))
     return end
 
 
 async def ended(task: "asyncio.Task[Any]") -> None:
-    """Cancel a task that runs for ever, and wait for its end; its errors are nobody's.
+    """Cancel an endless task, and wait for its end. Ignore its errors.
 
-    It takes more than one cancellation: `asyncio.wait_for` of Python 3.11, through which redis-py sends, drops one that
-    comes at the moment of its result (https://github.com/python/cpython/issues/86296).
+    One cancellation may not suffice: `asyncio.wait_for` of Python 3.11, through which redis-py sends, drops a
+    cancellation that comes at the moment of its result (https://github.com/python/cpython/issues/86296).
     """
     while not task.done():
         task.cancel()
@@ -148,20 +148,20 @@ async def ended(task: "asyncio.Task[Any]") -> None:
 
 
 def give_way() -> None:
-    """Let this thread have a core only when the others leave one: what it does takes long, and the event loop waits for
-    nobody. On Linux 0 is the calling thread, not its process (setpriority(2))."""
+    """Lower this thread's priority: long work should not delay the event loop. On Linux, process
+    id 0 is the calling thread (setpriority(2))."""
     os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
 
 
 def give_way_anywhere() -> None:
-    """Give way as `give_way`, on every core: what takes longest keeps off the one that short work shares."""
+    """Give way like `give_way`, on every core: the longest work stays off the core that short work shares."""
     run_anywhere()
     give_way()
 
 
 def give_way_to_all() -> None:
-    """Let this thread have a core and the disk only when nobody else wants them (ioprio_set(2), IOPRIO_CLASS_IDLE; which
-    schedulers of the disk heed it, the system decides)."""
+    """Let this thread have a core and the disk only when no other thread wants them (ioprio_set(2), IOPRIO_CLASS_IDLE,
+    which not every disk scheduler heeds)."""
     run_anywhere()
     os.setpriority(os.PRIO_PROCESS, 0, _LAST_NICENESS)
     number = _IOPRIO_SET.get(platform.machine())
@@ -175,8 +175,8 @@ def run_in(
     *arguments: object,
     translate: Callable[[OSError], Exception] | None = None,
 ) -> "asyncio.Future[T]":
-    """Run as `run_in_executor`, with fewer steps in between, because each chunk takes some. Cancelled before a thread
-    has begun with it, the work is left undone; afterwards it goes on unheard."""
+    """Run like `run_in_executor`, with fewer steps, because each chunk needs some. If cancelled before a thread began
+    the work, the work is not done; later, its result is dropped."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
     attempt = _attempt_later(outcome, work, arguments, translate)
@@ -191,7 +191,7 @@ def run_in(
 
 
 def in_thread(work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
-    """Run as `asyncio.to_thread`; what it costs is charged to the request."""
+    """Run like `asyncio.to_thread`, and charge the cost to the request."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
     attempt = _attempt_later(outcome, work, arguments, None)
@@ -215,12 +215,12 @@ class Pool:
         translate: Callable[[OSError], Exception],
         initializer: Callable[[], None] | None = None,
     ) -> None:
-        """`translate` says, in a thread, what an error of the system means to the callers."""
+        """`translate`: makes the callers' error from an operating system's error, in the thread."""
         self._translate = translate
         self.executor = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=initializer)
 
     def run(self, work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
-        """Run as `run_in`, with errors of the system translated."""
+        """Run like `run_in`, with operating system errors translated."""
         return run_in(self.executor, work, *arguments, translate=self._translate)
 
     def shutdown(self) -> None:
@@ -229,8 +229,8 @@ class Pool:
 
 @dataclass(eq=False, repr=False)
 class Batches:
-    """Short work that waits for nothing: what comes in one turn of the event loop, or while the thread is busy, goes to a
-    thread together and comes back together."""
+    """Short work that waits for nothing. Work from one turn of the event loop, and work that comes while the thread is
+    busy, goes to a thread as one batch, and the results come back together."""
 
     pool: ThreadPoolExecutor
     _: KW_ONLY
@@ -239,7 +239,7 @@ class Batches:
     _busy: bool = field(default=False, init=False)
 
     def run(self, work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
-        """Run as `run_in`, one after the other."""
+        """Run like `run_in`, one after another."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
         self._waiting.append((outcome, _attempt_later(outcome, work, arguments, self.translate)))
@@ -257,7 +257,7 @@ class Batches:
 
         try:
             self.pool.submit(run)
-        except RuntimeError as error:  # it was shut down
+        except RuntimeError as error:  # the pool was shut down
             self._end(loop, [partial(_fail, outcome, error) for outcome, _ in batch])
 
     def _end(self, loop: asyncio.AbstractEventLoop, settled: list[Callable[[], None] | None]) -> None:
@@ -275,8 +275,8 @@ def _attempt_later(
     arguments: tuple[object, ...],
     translate: Callable[[OSError], Exception] | None,
 ) -> _Attempt:
-    """Make an attempt in a copy of the context there is now, so that what is logged in the thread has the id of the
-    request."""
+    """Return an attempt that runs in a copy of the current context, so that log lines from the thread have the
+    request's id."""
 
     def attempt() -> Callable[[], None] | None:
         if outcome.cancelled():

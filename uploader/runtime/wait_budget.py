@@ -1,8 +1,8 @@
-"""For how long one request waits for stores that are silent: once, and not once for each store and each call.
+"""The time that a request may wait for silent stores, in the sum of all calls to all stores.
 
-What a request has waited in vain is taken off the time that the next store has to answer it. Only waits count: what it does
-in between, above all to receive a body, takes as long as it takes. So this is a sum, and no deadline. Jobs have all their
-time for each call, because nobody waits for them; what a request begins beside itself, as a merge, is a part of it.
+Time that a request waited in vain reduces the time-out of its next call. Only waits count, not the request's own work,
+such as receiving a body. So the budget is a sum, not a deadline. Jobs have the full time-out for each call, because no
+client waits for them. Work that a request starts beside itself, such as a merge, shares the request's budget.
 """
 
 import asyncio
@@ -12,32 +12,32 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
-# What a request whose store was given up may wait for others in all, however busily they work.
+# The most that a request may wait for other stores after it gave a store up, even if those stores are at work.
 IN_ALL_SECONDS = 8.0
-# A part of the time-out. Who answers within it is not silent; and so much each call has, because one store that is silent is
-# no reason to refuse what needs another one.
+# The minimum for each call, as a share of the time-out: a store that answers within it is not silent, and one silent
+# store is no reason to refuse a call to another store.
 LEAST = 0.2
 
 
-# Whether what is called now is gone on without.
+# True: the caller can go on without the store that is called now.
 _in_passing = ContextVar("in_passing", default=False)
 
 
 class WaitBudget:
-    """The time that one request may still wait. Nothing of the request is in here: whatever keeps its context keeps
-    this, too."""
+    """The remaining time that a request may wait. Holds no other data of the request, because tasks that keep the
+    context keep this object too."""
 
     def __init__(self) -> None:
         self._waited_seconds = 0.0
-        # Of these, by the store that worked as long.
+        # The part of these seconds in which a store was at work, by store.
         self._worked_seconds: defaultdict[str, float] = defaultdict(float)
-        # When the last wait ended, if there was one.
+        # When the last wait ended; None: there was no wait.
         self._until: float | None = None
         self._given_up: set[str] = set()
 
     def left(self, store: str, timeout_seconds: float) -> float:
-        """Return how long that store may take to answer; 0 if it was given up. A wait that ended longer ago than the
-        time-out is forgotten: some requests go on for hours."""
+        """Return the time-out for a call to `store`; 0 if the request gave it up. A wait that ended longer ago than
+        `timeout_seconds` no longer counts, because some requests last for hours."""
         if self._until is not None and time.monotonic() - self._until > timeout_seconds:
             self._waited_seconds = 0.0
             self._worked_seconds.clear()
@@ -50,13 +50,13 @@ class WaitBudget:
         return max(timeout_seconds - self._waited_seconds + self._worked_seconds[store], least)
 
     def left_in_all(self) -> float | None:
-        """Return for how many seconds to wait for a store that is at work but has not answered; None: without an end."""
+        """Return the seconds to wait for a store that is at work but has not answered; None: no limit."""
         return max(IN_ALL_SECONDS - self._waited_seconds, 1.0) if self._given_up else None
 
     def note(self, began: float, short_seconds: float, worked: str = "") -> None:
-        """Note that a wait for a store has ended, or one for somebody who may have waited for it; a short one does not
-        count. What was waited for side by side counts once. `worked`: a store that was not silent meanwhile, so it has
-        no less time."""
+        """Count a wait that has ended, for a store or for another task that may have waited for a store. Waits up to
+        `short_seconds` do not count; simultaneous waits count once. `worked`: a store that was at work meanwhile, whose
+        own time-out is not reduced."""
         now = time.monotonic()
         if now - began > short_seconds:
             waited_seconds = now - max(began, self._until or began)
@@ -65,18 +65,18 @@ class WaitBudget:
             self._until = now
 
     def give_up(self, store: str) -> None:
-        """Note that it did not answer in its time: this request does not ask it again, where it goes on without."""
+        """Give a store up that did not answer in time: this request does not ask it again."""
         self._until = time.monotonic()
         self._given_up.add(store)
 
 
-# None: nobody's request.
+# None outside of a request.
 wait_budget_of_request: ContextVar[WaitBudget | None] = ContextVar("wait_budget", default=None)
 
 
 @contextmanager
 def in_passing() -> Iterator[None]:
-    """For what goes on without the store that is called: it has no more time than each call has in any case."""
+    """Give each call inside only the minimum time, because the caller can go on without the store."""
     token = _in_passing.set(True)
     try:
         yield
@@ -85,13 +85,13 @@ def in_passing() -> Iterator[None]:
 
 
 def wait_budget() -> WaitBudget:
-    """Return the budget of the request in whose context this runs; without one, all there may be."""
+    """Return the budget of the current request; outside of a request, a full one."""
     return wait_budget_of_request.get() or WaitBudget()
 
 
 @asynccontextmanager
 async def waiting(store: str, timeout_seconds: float, silent: Callable[[str], Exception]) -> AsyncIterator[None]:
-    """One call of a store, which has so much time to answer, or what is left of it. Raises `silent`."""
+    """Limit one call to a store to the time-out, or to the rest of the budget. Raises `silent`."""
     own = wait_budget()
     seconds = own.left(store, timeout_seconds)
     if not seconds:

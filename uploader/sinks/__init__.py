@@ -1,1 +1,1 @@
-"""The sinks of events, as they are configured, and the protocol of each. Knows nothing of the origin of events."""
+"""The sinks of events: their configuration and their protocols. Knows nothing of the origin of events."""

@@ -1,4 +1,4 @@
-"""The seam of sinks: what each is given, and what it says of it."""
+"""The interface of sinks: envelopes in, outcomes out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Envelope:
 
 
 def envelope_of(message: Message, source: str) -> Envelope:
-    """Return the same bytes at each attempt."""
+    """Return the envelope of an event. Its bytes are the same at each attempt."""
     about = (message.id, source, message.type, message.subject, message.created_at)
     return Envelope(
         message, source, _encode(_CloudEvent(SPEC_VERSION, *about, DATA_CONTENT_TYPE, msgspec.Raw(message.data)))
@@ -45,7 +45,8 @@ def envelope_of(message: Message, source: str) -> Envelope:
 
 @dataclass(frozen=True, slots=True)
 class NotTaken:
-    """`answered`: the sink is there, and did not want this event. `gone`: it wants no more of them, ever."""
+    """A delivery that failed. `answered`: the sink is up, but refused this event. `gone`: the sink wants no more
+    events."""
 
     error: str
     answered: bool = False
@@ -56,17 +57,17 @@ def not_taken(error: BaseException) -> NotTaken:
     return NotTaken(f"{type(error).__name__}: {error}")
 
 
-# What became of each event of a batch, in their order; None: it was taken.
+# The outcome for each event of a batch, in order; None: taken.
 Outcomes = list[NotTaken | None]
 
 
 class EventSink(Protocol):
-    """Somebody who is told of events."""
+    """A destination of events."""
 
     batch: int
 
     async def deliver(self, envelopes: Sequence[Envelope]) -> Outcomes:
-        """Tell it; of each event whether it has taken it. Raises nothing of its own."""
+        """Deliver events, and return the outcome of each. Raises nothing."""
 
     async def close(self) -> None:
-        """Give back what it holds."""
+        """Release the connections and other resources."""

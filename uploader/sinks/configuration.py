@@ -1,6 +1,6 @@
-"""The file that `UPLOADER_EVENTS` names: a table for each sink and each queue, and at most one question before an upload.
+"""The file of UPLOADER_EVENTS: a table for each sink and each queue, and at most one for the pre-create hook.
 
-Each mistake is told with the file, the table and the key that it is in; no secret is.
+Each error message names the file, the table and the key, and never shows a secret.
 """
 
 import base64
@@ -29,7 +29,7 @@ _MIN_BYTES, _MAX_BYTES = 24, 64
 
 
 def parse_secret(text: str) -> bytes:
-    """Raises ValueError, which never shows the secret."""
+    """Return the key of a webhook secret. Raises ValueError, which never shows the secret."""
     try:
         key = base64.b64decode(text.removeprefix(_PREFIX), validate=True) if text.startswith(_PREFIX) else b""
     except (binascii.Error, ValueError):
@@ -40,8 +40,8 @@ def parse_secret(text: str) -> bytes:
 
 
 def signed_headers(secrets: Sequence[bytes], message_id: str, at: datetime, body: bytes) -> dict[str, str]:
-    """Make the three headers of Standard Webhooks: HMAC-SHA256 over id, time and body, with each secret that is in
-    force, so that one is rotated without a gap.
+    """Make the three headers of Standard Webhooks: HMAC-SHA256 over id, time and body, with each valid secret, so that
+    a secret can be replaced without a gap.
 
     https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
     """
@@ -56,12 +56,13 @@ def signed_headers(secrets: Sequence[bytes], message_id: str, at: datetime, body
 
 
 _SETTING = "UPLOADER_EVENTS"
-# What a delivery's row and a label of a metric hold.
+# Fits into the row of a delivery and into a label of a metric.
 SINK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 _MAX_SECRETS = 2
-# Of a task, how often it is handed out.
+# How often a task is handed out.
 _MAX_ATTEMPTS = 100
-# Entries of a stream. The server's own Redis holds what nobody may lose, and refuses it when its memory is full.
+# Entries of a stream. The server's own Redis has few, because it holds accounts and refuses writes when its memory is
+# full.
 _MAXLEN, _OWN_MAXLEN = 1_000_000, 20_000
 _ALL_TYPES = tuple(EventType)
 
@@ -82,14 +83,15 @@ class WebhookTable(_Table, tag="webhook", tag_field="type"):
 
 class RedisTable(_Table, tag="redis", tag_field="type"):
     url: str | None = None
-    url_file: str | None = None  # of a URL with a password
+    url_file: str | None = None  # a file with a URL that has a password
     stream: _Word = "uploader:events"
     maxlen: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
     types: _Types = _ALL_TYPES
 
 
 class KafkaTable(_Table, tag="kafka", tag_field="type"):
-    """`options` go to librdkafka as they are, those of `option_files` out of files."""
+    """The table of a Kafka sink. `options` go to librdkafka unchanged; `option_files`: options whose values are in
+    files."""
 
     servers: _Word
     topic: _Word
@@ -128,7 +130,7 @@ class WebhookSettings:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """A stream of the server's own Redis, unless a URL names another."""
+    """A stream in the server's own Redis, or in the Redis of `url`."""
 
     url: str | None = field(repr=False)
     stream: str
@@ -145,7 +147,7 @@ class KafkaSettings:
 
 @dataclass(frozen=True, slots=True)
 class HandlerSettings:
-    """A function in this process, of the application that it is a part of."""
+    """A function of the surrounding application in this process."""
 
     handler: Callable[[dict[str, Any]], Any]
     types: tuple[EventType, ...]
@@ -159,8 +161,8 @@ class PreCreateSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """A queue: what makes a task of it, for how long a worker holds one that does not say, and how often one is handed
-    out. Of a gate: what becomes of a file after that."""
+    """A queue: the events that become tasks, the lease for workers that name none, and how often a task is handed out.
+    `gate`: what happens to a file after that."""
 
     types: tuple[EventType, ...]
     lease_seconds: float
@@ -176,11 +178,11 @@ class EventSettings:
     sinks: Mapping[str, SinkSettings] = field(default_factory=dict)
     pre_create: PreCreateSettings | None = None
     queues: Mapping[str, QueueSettings] = field(default_factory=dict)
-    # That secrets were read from.
+    # The files that secrets were read from.
     files: tuple[Path, ...] = ()
 
     def with_handlers(self, handlers: Mapping[str, HandlerSettings]) -> "EventSettings":
-        """Raises ConfigurationError for a name that a sink or a queue has."""
+        """Add handlers of the application. Raises ConfigurationError if a sink or a queue has the same name."""
         for kind, names in (("sinks", self.sinks.keys()), ("queues", self.queues.keys())):
             if taken := handlers.keys() & names:
                 raise ConfigurationError(
@@ -189,18 +191,18 @@ class EventSettings:
         return replace(self, sinks={**self.sinks, **handlers})
 
     def sinks_of(self, kind: EventType) -> tuple[str, ...]:
-        """Return the sinks that are told of a type, and the queues that have a task of each event of it; no gates."""
+        """Return the sinks and queues for events of a type, without gates."""
         listeners: dict[str, SinkSettings | QueueSettings] = {**self.sinks, **self.queues}
         return tuple(name for name, listener in listeners.items() if kind in listener.types and name not in self.gates)
 
     @property
     def gates(self) -> Mapping[str, OnFailure]:
-        """Return the queues that files have to pass before they are seen."""
+        """Return the queues that files have to pass before they are visible."""
         return {name: queue.gate for name, queue in self.queues.items() if queue.gate is not None}
 
 
 def load_events(path: Path | None) -> EventSettings:
-    """Load the file of sinks. None: nobody is told. Raises ConfigurationError with a line for each mistake."""
+    """Load the file of sinks; None: no sinks. Raises ConfigurationError with a line for each mistake."""
     if path is None:
         return EventSettings()
     try:
@@ -217,7 +219,7 @@ def load_events(path: Path | None) -> EventSettings:
 
 
 class _Mistake(Exception):
-    """In a key of the table that is being read."""
+    """A mistake in a key of the current table."""
 
 
 class _Reader:
@@ -310,7 +312,7 @@ class _Reader:
             raise _Mistake(f"secret_file: {file} {error}") from error
 
     def _file(self, key: str, file: str) -> str:
-        """Read a file, whose path is relative to the document."""
+        """Read a file. Its path is relative to the document."""
         self._files.append(self._directory / file)
         try:
             return (self._directory / file).read_text().strip()

@@ -1,6 +1,5 @@
-"""Functions of the application that this server is a part of, as sinks. Short, because all that makes telling reliable is
-above it: who is told again, when, and by whom, the relay knows.
-"""
+"""Functions of the surrounding application as sinks. Short, because the relay has all the logic for reliable delivery:
+when, and by which process, an event is told again."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,16 +11,16 @@ import msgspec
 
 from uploader.sinks.base import Envelope, NotTaken, Outcomes
 
-# Less than for how long an event is one process's alone.
+# Less than the lease of an event.
 _TIMEOUT_SECONDS = 45.0
 
 
 @dataclass(eq=False, slots=True)
 class HandlerSink:
-    """Gives the event as a `dict`; one that raises, or takes too long, is told again."""
+    """Calls the function with the event as a `dict`. If it raises or takes too long, the event is told again."""
 
     handler: Callable[[dict[str, Any]], Any]
-    # One by one: each has its own time.
+    # One by one: each event has its own time limit.
     batch: int = 1
 
     async def deliver(self, envelopes: Sequence[Envelope]) -> Outcomes:
@@ -33,7 +32,7 @@ class HandlerSink:
                 if iscoroutinefunction(self.handler):
                     await self.handler(event)
                     return None
-                told = await asyncio.to_thread(self.handler, event)  # it may block
+                told = await asyncio.to_thread(self.handler, event)  # may block
                 if isawaitable(told):
                     await told
         except Exception as error:
@@ -41,4 +40,4 @@ class HandlerSink:
         return None
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: the sink has no resources."""

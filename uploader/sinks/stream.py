@@ -1,5 +1,4 @@
-"""Sinks that keep what they are told: a stream of Redis, whose readers read in their own time and acknowledge to Redis,
-and a topic of Kafka."""
+"""Sinks that store events: a Redis stream, whose readers acknowledge to Redis, and a Kafka topic."""
 
 import asyncio
 import logging
@@ -19,11 +18,11 @@ _AT_ONCE = 500
 
 @dataclass(eq=False, repr=False)
 class StreamSink:
-    """Trimmed to about as many entries as it may hold."""
+    """A Redis stream, trimmed to about `maxlen` entries."""
 
     batch = _AT_ONCE
 
-    # `owns`: the connections are closed with it.
+    # `owns`: close the connections together with the sink.
     redis: Any
     stream: str
     maxlen: int
@@ -31,7 +30,7 @@ class StreamSink:
     owns: bool
 
     async def deliver(self, envelopes: Sequence[Envelope]) -> Outcomes:
-        # No transaction: some of them taken is better than none.
+        # No transaction, because a part of the events is better than none.
         adding = self.redis.pipeline(transaction=False)
         for envelope in envelopes:
             entry = {"id": envelope.message.id, "type": envelope.message.type, "event": envelope.body}
@@ -51,16 +50,16 @@ logger = logging.getLogger(__name__)
 
 _KAFKA_AT_ONCE = 1000
 _TIMEOUT_SECONDS = 15.0
-# What an event is promised, whatever else the options say.
+# Options for the promised delivery, which override the configured options.
 _PROMISED = {"enable.idempotence": True, "acks": "all", "delivery.timeout.ms": round(_TIMEOUT_SECONDS * 1000)}
 
 
 class KafkaSink:
-    """A topic of Kafka: CloudEvents in binary mode, with the user as the key, so that what concerns one is in one
+    """A Kafka topic: CloudEvents in binary mode, with the user as the key, so that all events of a user are in one
     partition. https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/kafka-protocol-binding.md
 
-    One producer waits for its broker in a thread of its own. It is made when there is something to tell: it has threads
-    and connections, and most processes and commands tell nothing.
+    The producer waits for its broker in a thread of its own. It is created for the first delivery, because it has
+    threads and connections, and most processes and commands deliver nothing.
     """
 
     batch = _KAFKA_AT_ONCE
@@ -92,7 +91,7 @@ class KafkaSink:
 
         try:
             producer: Any = self._producer or Producer(dict(self._options), logger=logger)
-        except (KafkaException, ValueError, TypeError) as error:  # of its options
+        except (KafkaException, ValueError, TypeError) as error:  # wrong options
             return [not_taken(error)] * len(envelopes)
         self._producer = producer
         for place, envelope in enumerate(envelopes):
@@ -108,10 +107,10 @@ class KafkaSink:
                 )
             except KafkaException as error:
                 note(place, error.args[0])
-            except (BufferError, RuntimeError) as error:  # its own queue is full, or it is broken
+            except (BufferError, RuntimeError) as error:  # the producer's queue is full, or the producer is broken
                 outcomes[place] = not_taken(error)
         producer.flush(_TIMEOUT_SECONDS + 1)
-        if fatal:  # it takes nothing any more
+        if fatal:  # the producer takes no more events
             logger.error(
                 "the producer of Kafka failed; the next attempt makes a new one", extra={"reason": str(fatal[0])}
             )

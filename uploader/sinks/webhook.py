@@ -1,4 +1,4 @@
-"""Webhooks, signed as Standard Webhooks has them: to addresses of the settings and nowhere else, with TLS verified."""
+"""Webhooks, signed by Standard Webhooks: only to addresses of the settings, with TLS verified."""
 
 import asyncio
 import ssl
@@ -20,12 +20,12 @@ from uploader.sinks.configuration import Signed, signed_headers
 
 _MAX_ANSWER_BYTES = 64 << 10
 _OK = 200
-# Shorter than servers and what lies between keep a connection that says nothing; some forget it without a word.
+# Shorter than servers and proxies keep an idle connection; some drop it without a word.
 _MAX_IDLE_SECONDS = 10.0
 
 
 class NoAnswer(Exception):
-    """Nobody answered in time, or not in HTTP; `str` says why."""
+    """No answer in time, or not in HTTP; `str` says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Wire(asyncio.Protocol):
         self._answer: asyncio.Future[Answer] | None = None
 
     async def exchange(self, request: bytes) -> Answer:
-        """Raises ConnectionError, and whatever the parser does."""
+        """Send a request and return the answer. Raises ConnectionError, and any error of the parser."""
         if self._transport is None or not self.is_open:
             raise ConnectionResetError("closed")
         self._parser, self._body, self._headed = httptools.HttpResponseParser(self), bytearray(), False
@@ -63,19 +63,19 @@ class _Wire(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # Of asyncio
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by its class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
         if self._is_answered:
-            self.close()  # nobody asked for it, and the next question must not take it for its answer
+            self.close()  # unrequested bytes, which must not count as the answer to the next request
             return
         try:
             self._parser.feed_data(data)
-        except Exception as error:  # of a switch to another protocol, the parser raises no error of its own
+        except Exception as error:  # also HttpParserUpgrade, which is no HttpParserError
             self._fail(error)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -84,7 +84,7 @@ class _Wire(asyncio.Protocol):
             self._succeed()
         self._fail(error or ConnectionResetError("closed before an answer"))
 
-    # Of the parser
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         if self._is_answered:
@@ -101,7 +101,7 @@ class _Wire(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if not self._headed:
-            return  # an interim answer
+            return  # an interim response
         keeps = self._parser.should_keep_alive()
         self._succeed()
         if not keeps:
@@ -118,24 +118,23 @@ class _Wire(asyncio.Protocol):
 
 
 class Poster:
-    """HTTP/1.1 over kept connections as it is needed for POSTs, and no more. A general client takes five times the CPU for
-    each, and would have to be told not to follow redirects, not to ask proxies of the environment, and not to unpack what
-    comes back."""
+    """HTTP/1.1 over kept connections, for POSTs alone. A general client takes five times the CPU for each request, and
+    would need settings against redirects, proxies from the environment and decompression."""
 
     def __init__(self, url: str, *, timeout_seconds: float) -> None:
         self._parts = urlsplit(url)
         self._timeout_seconds = timeout_seconds
         self._tls: ssl.SSLContext | None = None
-        # The one that is idle for longest first.
+        # The longest idle first.
         self._idle: deque[_Wire] = deque()
 
     async def send(self, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Raises NoAnswer."""
+        """Send a POST and return the answer. Raises NoAnswer."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 return await self._send(self._request(headers, body))
         except TimeoutError as error:
-            self.close()  # whatever swallowed this one may have the others, too
+            self.close()  # other connections may hang for the same reason
             raise NoAnswer(f"no answer within {self._timeout_seconds:g} s") from error
         except Exception as error:
             raise NoAnswer(f"{type(error).__name__}: {error}") from error
@@ -154,7 +153,7 @@ class Poster:
             self._idle.popleft().close()
         while self._idle:
             wire = self._idle.pop()
-            with suppress(ConnectionError):  # it was closed meanwhile; what it had taken all the same comes twice
+            with suppress(ConnectionError):  # closed meanwhile; a request that was taken is sent twice
                 return await self._exchange(wire, request)
         return await self._exchange(await self._connect(), request)
 
@@ -176,7 +175,7 @@ class Poster:
         return wire
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close the idle connections."""
         for wire in self._idle:
             wire.close()
         self._idle.clear()
@@ -185,7 +184,7 @@ class Poster:
 _TIMEOUT_SECONDS = 15.0
 _AT_ONCE = 64
 _SHOWN_CHARACTERS = 200
-# A longer message is signed in a thread.
+# Longer messages are signed in a thread.
 _MAX_BYTES_ON_LOOP = 256 << 10
 
 
@@ -196,7 +195,7 @@ class SignedPost(Poster):
         self._clock = clock
 
     async def sign_and_send(self, message_id: str, body: bytes, content_type: str) -> Answer:
-        """Raises NoAnswer."""
+        """Sign, send and return the answer. Raises NoAnswer."""
         sign = partial(signed_headers, self._secrets, message_id, self._clock.now(), body)
         headers = sign() if len(body) <= _MAX_BYTES_ON_LOOP else await in_thread(sign)
         return await self.send({**headers, "content-type": content_type}, body)

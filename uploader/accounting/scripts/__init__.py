@@ -1,1 +1,2 @@
-"""The Lua scripts, one file a verb, and the preludes (`_*.lua`) that `scripting.py` puts before each."""
+"""The Lua scripts, one file per verb, and the preludes (`_*.lua`). `redis.py` prepends the definitions that a script
+uses."""

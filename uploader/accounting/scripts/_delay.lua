@@ -1,16 +1,16 @@
--- The delay queue. This prelude is put before every script, so that a script about uploads and the plain verbs of the
--- queue share one implementation.
+-- The delay queue, shared by the scripts about uploads and by the plain queues. `redis.py` prepends the definitions that a
+-- script uses.
 --
--- A task is a hash with a field `timer`, decimal text: where it waits (`at`, ms), when it is due (ms), and what is its
--- owner's; '' if it does not wait. It waits in exactly one *minute bucket*, the ZSet `due..':'..minute` of the minute of
--- `at`, with `at` as score, and `minutes` is the index of the buckets that are not empty.
+-- A task is a hash. Its field `timer` is decimal text: the time where it waits (`at`, ms), the time when it is due (ms), and
+-- text of its owner; '' for a task that does not wait. It waits in exactly one *minute bucket*, the ZSet `due..':'..minute`
+-- of the minute of `at`, with the score `at`. `minutes` is the index of the buckets that are not empty.
 --
--- A timer is lazy: what is pushed back stays in its bucket, and only its hash says so. `at` may come before the time it is due,
--- never after: whoever claims looks at the hash, and schedules what is not due yet anew.
+-- A timer is lazy: a push back changes only the hash, and the task stays in its bucket. `at` may be earlier than the due
+-- time, never later. A claim reads the hash, and schedules a task anew that is not due yet.
 
 local MINUTE_MS = 60000
--- While any task waits, a worker looks at least this often; a task that is due sooner is announced to workers that sleep, as
--- is the first one of an empty queue, where they look seldom.
+-- While any task waits, a worker looks at least this often. A task that is due sooner is announced to sleeping workers. So
+-- is the first task of an empty queue, because there workers look seldom.
 local POLL_MS = 1000
 
 local function clock_ms(given)
@@ -23,7 +23,7 @@ local function delay_minute(at)
   return string.format('%d', math.floor(at / MINUTE_MS))
 end
 
--- Where a task waits, when it is due, and what its owner added; nil if it does not wait, or if its timer is none.
+-- Returns where a task waits, its due time, and the text of its owner; nil if it does not wait or the timer is unreadable.
 local function delay_timer(text)
   local at, due_ms, own = string.match(text or '', '^(%d+) (%d+)(.*)$')
   if at then return at + 0, due_ms + 0, own end
@@ -33,21 +33,21 @@ local function delay_text(at, due_ms, own)
   return string.format('%d %d%s', at, due_ms, own)
 end
 
--- Takes ids out of a bucket.
+-- Removes ids from a bucket.
 local function delay_drop(due, minutes, minute, ...)
   local bucket = due .. ':' .. minute
   redis.call('ZREM', bucket, ...)
   if redis.call('EXISTS', bucket) == 0 then redis.call('ZREM', minutes, minute) end
 end
 
--- Wakes the workers of the queue, which listen on the channel `wake:{sNN}:<queue>`. Where the user of Redis may not publish
--- there, workers find the task when they next look.
+-- Wakes the workers of the queue by the channel `wake:{sNN}:<queue>`. Without the right to publish there, workers find the
+-- task at their next look.
 local function delay_wake(due)
   redis.pcall('PUBLISH', 'wake' .. string.sub(due, 4), '')
 end
 
--- Lets a task that waits at `at` (nil: nowhere) be found when it is due; returns where it waits now. It moves only if it
--- would be found too late. The caller writes its timer.
+-- Puts a task that waits at `at` (nil: nowhere) where a worker finds it in time; moves it only if `at` is too late. Returns
+-- where the task waits now. The caller writes the timer.
 local function delay_place(due, minutes, id, at, due_ms, now_ms)
   if at and at <= due_ms then return at end
   if due_ms - now_ms < POLL_MS or redis.call('EXISTS', minutes) == 0 then delay_wake(due) end
@@ -58,7 +58,7 @@ local function delay_place(due, minutes, id, at, due_ms, now_ms)
   return due_ms
 end
 
--- Schedules a task or pushes it back (or forward), with `own` beside its timer.
+-- Schedules a task, or moves it to a later or an earlier time. `own`: text after its timer.
 local function delay_schedule(due, minutes, task, id, due_ms, now_ms, own)
   local at = delay_timer(redis.call('HGET', task, 'timer'))
   at = delay_place(due, minutes, id, at, due_ms, now_ms)
@@ -71,13 +71,13 @@ local function delay_remove(due, minutes, task, id)
   redis.call('HSET', task, 'timer', '')
 end
 
--- Whether the index names a bucket, and so that it is looked at when it is due.
+-- Returns whether the index names a bucket with the right score, so that workers find the bucket in time.
 local function delay_indexed(minutes, minute)
   local score = redis.call('ZSCORE', minutes, minute)
   return score and tonumber(score) == tonumber(minute)
 end
 
--- Whether a task waits where its hash says, not later than it is due, in a bucket that the index names.
+-- Returns whether a task waits where its hash says, not later than its due time, in a bucket that the index names.
 local function delay_waits(due, minutes, task, id)
   local at, due_ms = delay_timer(redis.call('HGET', task, 'timer'))
   if not at then return false end
@@ -86,12 +86,11 @@ local function delay_waits(due, minutes, task, id)
   return score and score <= due_ms and delay_minute(score) == minute and delay_indexed(minutes, minute)
 end
 
--- Claims due tasks from the oldest buckets; looks at no more than `limit`. What is not due yet by its hash moves to when it
--- is. What is claimed is scheduled again for the end of the lease, so that a lease is a delay like any other, with `own`
--- beside it, which tells its claimant. A task whose timer can't be read is claimed: somebody has to look. A member whose hash
--- does not name this bucket is left over and is dropped. Returns how many were looked at, the ids of those that were claimed,
--- the further fields of their hashes, and by how much the one that was due first is overdue. Tasks change buckets together,
--- because that halves the work.
+-- Claims due tasks from the oldest buckets; looks at `limit` members at most. A task that is not due yet by its hash moves
+-- to its due time. A claimed task is scheduled for the end of the lease, with `own` in its timer, which identifies the
+-- claimant. A task with an unreadable timer is claimed, so that a worker looks at it. A member whose hash names another
+-- bucket is left over, and is dropped. Returns the number of members looked at, the claimed ids, the further fields of their
+-- hashes, and how overdue the earliest task is. Tasks change buckets together, because that halves the work.
 local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit, own, ...)
   local looked, claimed, fields, late_ms = 0, {}, {}, 0
   local until_ms, moved = now_ms + lease_ms, {}

@@ -1,7 +1,7 @@
--- The era: what makes loss of Redis visible. A restart, a rollback and a failover change the replication id; FLUSHALL
--- and a restore of older data change the token, which is random, given by the caller and set only if absent (Lua's
--- math.random starts from the same seed everywhere); a version that writes keys in another format has another FORMAT. What
--- was written in another era is of unknown age, or not to be read at all.
+-- The era makes a loss of Redis visible. A restart, a rollback and a failover change the replication id. FLUSHALL and a
+-- restore of older data change the token, which is random, given by the caller and set only if absent (Lua's math.random
+-- starts from the same seed everywhere). A version that writes keys in another format has another FORMAT. Data from another
+-- era is of unknown age or unreadable.
 
 local function current_era(era_key, token)
   local stored = redis.call('GET', era_key)
@@ -9,7 +9,7 @@ local function current_era(era_key, token)
     redis.call('SET', era_key, token)
     stored = token
   end
-  -- Looked for as it stands: a pattern would be tried at every place.
+  -- A plain search: a pattern would be tried at every position.
   local said = redis.call('INFO', 'replication')
   local _, before = string.find(said, 'master_replid:', 1, true)
   return string.sub(said, before + 1, before + 40) .. ':' .. stored .. ':' .. FORMAT

@@ -1,12 +1,12 @@
--- Acknowledges a batch of flushed uploads: `value` bytes of each are in the database now.
+-- Acknowledges a batch of flushed uploads: the database has `value` bytes of each now.
 --
 -- KEYS  1 due:flush  2 minutes:flush
 -- ARGV  1 task prefix (`up:{sNN}:`), then for each upload: id, generation, value, lease_until of the claim
--- Returns how many tasks were taken out.
+-- Returns the number of removed tasks.
 --
--- One script because a chunk that was recorded between the comparison with `received` and the removal of the task would
--- have no task that flushes it. The ack of a stale worker does nothing: the script ignores another generation, and a value
--- above `received` (Redis fell back to an older state meanwhile). `flushed` never goes down.
+-- One script because a chunk recorded between the comparison with `received` and the removal of the task would have no task
+-- to flush it. The ack of a stale worker does nothing: the script ignores another generation, and a value above `received`
+-- (Redis fell back to an older state meanwhile). `flushed` never falls.
 
 local prefix, removed, done = ARGV[1], 0, {}
 for i = 2, #ARGV, 4 do

@@ -1,12 +1,12 @@
--- Reads all that Redis holds of one upload, for the reconciler.
+-- Reads everything that Redis has of one upload, for the reconciler.
 --
 -- KEYS  1 up  2 chunks  3 era  4 due:flush  5 minutes:flush  6 due:merge  7 minutes:merge
 -- ARGV  1 upload id
--- Returns {state, received, flushed, bitmap, queue, tail number, tail}: state is '' if nothing is held, or no figures; queue is where its task waits, in the
--- bucket that the hash names and the index, too, not later than it is due: flush, merge, or '' if it waits nowhere; the tail is
--- of no bytes where there is none. Figures that are none are -1.
+-- Returns {state, received, flushed, bitmap, queue, tail number, tail}. state: '' without an upload or without figures.
+-- queue: flush or merge if the task waits there by its hash, its bucket and the index, not later than its due time; else ''.
+-- tail: the bytes of the tail, 0 without one. Unreadable figures are -1.
 --
--- One script because figures of different moments differ while chunks arrive.
+-- One script because figures read at different moments differ while chunks arrive.
 
 local up = KEYS[1]
 local facts = redis.call('HMGET', up, 'state', 'figures', 'tail')

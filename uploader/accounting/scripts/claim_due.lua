@@ -1,13 +1,13 @@
--- Claims due tasks of one queue of uploads.
+-- Claims due tasks of a queue of uploads.
 --
 -- KEYS  1 due  2 minutes
--- ARGV  1 now_ms ('' for TIME)  2 lease_ms  3 how many to look at  4 task prefix (`up:{sNN}:`)
--- Returns {looked at, late_ms, lease_until}, and for each claimed task its id, generation, received, state; late_ms is by how
--- much the earliest of them was overdue. An upload whose figures are none has generation -1: older than any, so that it is
--- hydrated.
+-- ARGV  1 now_ms ('' for TIME)  2 lease_ms  3 number of members to look at  4 task prefix (`up:{sNN}:`)
+-- Returns {looked at, late_ms, lease_until}, and for each claimed task its id, generation, received, state. late_ms: how
+-- overdue the earliest task was. Unreadable figures give the generation -1, lower than any, so that the worker hydrates the
+-- upload.
 --
--- One script so that no two workers claim one task, and so that a claimed task is never out of the queue: it waits for
--- the end of the lease, and a worker that dies has lost nothing.
+-- One script so that two workers never claim the same task, and so that a claimed task stays in the queue: it waits for the
+-- end of the lease, and nothing is lost if its worker dies.
 
 local now, lease, limit = clock_ms(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local own = string.format(' 0 %d', now + lease)

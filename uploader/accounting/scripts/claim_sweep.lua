@@ -1,10 +1,10 @@
--- Asks for the sweep of a shard: after a loss of Redis, one process rebuilds the uploads that no client touches.
+-- Claims the sweep of a shard: after a loss of Redis, one process rebuilds the uploads that no client touches.
 --
--- KEYS  1 era  2 swept (the era that was swept last)  3 sweeping (the process that sweeps now)
+-- KEYS  1 era  2 swept (the era of the last sweep)  3 sweeping (the process that sweeps now)
 -- ARGV  1 era token  2 claimant  3 lease_ms
--- Returns the era to sweep, or '' if it was swept, or another process sweeps it.
+-- Returns the era to sweep; '' if it was swept, or another process sweeps it.
 --
--- One script so that of several workers one sweeps, and another takes over if it dies.
+-- One script so that one worker sweeps, and another takes over if that worker dies.
 
 local era = current_era(KEYS[1], ARGV[1])
 if redis.call('GET', KEYS[2]) == era then return '' end

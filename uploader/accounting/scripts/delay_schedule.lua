@@ -1,13 +1,13 @@
 -- Schedules tasks of a plain queue, or pushes them back.
 --
--- KEYS  1 due  2 minutes  3… the task of each
--- ARGV  1 now_ms ('' for TIME)  2 'always', 'sooner' (only a new task, or one that is due later) or 'present' (only one that
---       waits)  3 token of the claim that is extended, which keeps its task ('' for none)  4… task id and delay_ms of each
--- Returns of how many anything was done.
+-- KEYS  1 due  2 minutes  3… the hash of each task
+-- ARGV  1 now_ms ('' for TIME)  2 'always', 'sooner' (only new tasks and tasks that are due later) or 'present' (only
+--       waiting tasks)  3 token of the claim to extend, which keeps its task ('' for none)  4… id and delay_ms of each task
+-- Returns the number of tasks that were scheduled.
 --
--- One script because another process could schedule a task between a look and the scheduling. A claimant loses its task
--- here: something has happened since its claim, so its ack must not take the task away. One that extends its lease keeps
--- it.
+-- One script because another process could schedule a task between the read and the write. A claimant loses its task here,
+-- because something has happened since its claim and its ack must not remove the task. A claimant that extends its lease
+-- keeps the task.
 
 local now, mode, token, scheduled = clock_ms(ARGV[1]), ARGV[2], ARGV[3], 0
 for n = 3, #KEYS do

@@ -1,12 +1,11 @@
--- Drops a closed upload and leaves a tombstone that says how it ended, so that a late chunk is refused without asking
--- the database.
+-- Drops a closed upload. Leaves a tombstone with its last state, so that a late chunk is refused without the database.
 --
 -- KEYS  1 up  2 chunks  3 era  4 due:flush  5 minutes:flush  6 due:merge  7 minutes:merge
--- ARGV  1 upload id  2 how it ended (done, cancelled, expired, failed, consumed)  3 seconds that the tombstone stays;
---       there is none if they are 0
+-- ARGV  1 upload id  2 last state (done, cancelled, expired, failed, consumed)  3 seconds that the tombstone stays; 0 for no
+--       tombstone
 -- Returns 1.
 --
--- One script so that no task of a closed upload is left: its hash knows the bucket, and goes last.
+-- One script so that no task of a closed upload is left: the hash, which names the task's bucket, goes last.
 
 local up = KEYS[1]
 if redis.call('HGET', up, 'state') == 'merging' then

@@ -1,15 +1,15 @@
--- Rebuilds what Redis knows of one upload from its chunk map on disk and its row in the database. The caller holds the
--- upload as a closer: no chunk is written or recorded meanwhile.
+-- Rebuilds an upload in Redis from its chunk map on disk and its row in the database. The caller holds the upload as a
+-- closer: no chunk is written or recorded meanwhile.
 --
 -- KEYS  1 up  2 chunks  3 era  4 due:flush  5 minutes:flush  6 due:merge  7 minutes:merge
 -- ARGV  1 now_ms ('' for TIME)  2 era token  3 upload id  4 era that was read before the map
 --       5 generation  6 the map as a bitmap  7 size  8 chunk_size  9 chunk_count  10 flushed bytes  11 quiet_ms
---       12 '1' to leave an upload that Redis knows in this era as it is; then the caller need not hold it
---       13 the tail on the map, as its field, or ''  14 '1' of a part, which is never merged, or ''
--- Returns word, received, chunks, chunk_count and state with a space between them; word is one of
+--       12 '1' to change nothing if Redis knows the upload in this era; then the caller need not hold it
+--       13 the tail from the map, as its field, or ''  14 '1' for a part, which is never merged, or ''
+-- Returns word, received, chunks, chunk_count and state with a space between them. The word is one of
 --   hydrated                done
 --   era-moved               Redis was lost after the caller read the era: read era and map again
---   done, cancelled, expired, failed, consumed   a tombstone stands here: refused
+--   done, cancelled, expired, failed, consumed   refused, because there is a tombstone
 --
 -- One script because a half-built upload would answer chunks wrongly. Within an era and generation bits are only added;
 -- a newer era or generation replaces everything.
@@ -34,7 +34,7 @@ if is_live and facts[1] == era and known_generation == generation then
   redis.call('BITOP', 'OR', chunks, chunks, from_map)
   redis.call('DEL', from_map)
 else
-  -- Its task may be in a bucket of older data: take it out by what the hash says, then start from nothing.
+  -- The task may wait in a bucket of older data: remove it by its hash, then start from nothing.
   if state == 'merging' then
     delay_remove(KEYS[6], KEYS[7], up, id)
   else
@@ -69,7 +69,7 @@ if is_whole and state == 'open' then delay_remove(KEYS[4], KEYS[5], up, id) end
 redis.call('HSET', up, 'era', era, 'state', is_whole and 'merging' or 'open',
   'figures', figures_text(received, flushed, chunk_total, chunk_count, generation))
 
--- A task that waits already is left where it is: to hydrate again and again must not put off the flush.
+-- A waiting task stays where it is: repeated hydration must not delay the flush.
 local waits = read_timer(redis.call('HGET', up, 'timer')) and delay_waits(due, minutes, up, id)
 if is_whole then
   if not waits then

@@ -1,12 +1,12 @@
--- Counts a probe of a user and, where there is something to offer, keeps a challenge for it, within the user's budgets.
+-- Counts a probe of a user. Keeps a challenge if the content exists and the user's budgets allow it.
 --
--- KEYS  1 challenge  2 probes (how many in this window)  3 unproven (ZSet of challenges without a good answer, scored by
---       when they no longer count)
--- ARGV  1 now_ms ('' for TIME)  2 challenge id  3 the challenge  4 '1' if there is something to offer, or '0'
+-- KEYS  1 challenge  2 probes (their number in this window)  3 unproven (ZSet of challenges without a good answer, scored by
+--       the time when they no longer count)
+-- ARGV  1 now_ms ('' for TIME)  2 challenge id  3 the challenge  4 '1' if there is content to offer, or '0'
 --       5 ttl_ms  6 window_ms  7 max_probes  8 max_unproven
--- Returns 1 if the challenge was kept, 0 if not.
+-- Returns 1 if the challenge was kept, else 0.
 --
--- One script so that a probe costs the same whether there is something to offer or not, and no race exceeds a budget.
+-- One script so that a probe counts with or without content to offer, and no race exceeds a budget.
 
 local now = clock_ms(ARGV[1])
 local probes = redis.call('INCR', KEYS[2])

@@ -1,10 +1,9 @@
--- Leases the task of an upload to the caller: its flush, or its merge, is due again only when the lease ends. The merge
--- renews the lease while the work goes on. A closer takes a lease before its commit, so that the next worker finds the
--- upload if the closer dies after it.
+-- Leases the task of an upload to the caller: its flush or merge is due again when the lease ends. A merge renews the lease
+-- while it works. A closer takes a lease before its commit, so that the next worker finds the upload if the closer dies.
 --
 -- KEYS  1 up  2 chunks  3 era  4 due:flush  5 minutes:flush  6 due:merge  7 minutes:merge
 -- ARGV  1 now_ms ('' for TIME)  2 upload id  3 lease_ms
--- Returns 1, or 0 if the upload is not open here (any more).
+-- Returns 1; 0 if the upload is not open or merging in Redis.
 --
 -- One script so that an upload that was closed meanwhile is not put back into a queue.
 

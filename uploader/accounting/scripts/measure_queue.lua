@@ -1,13 +1,13 @@
--- What waits in the minute buckets of a queue of uploads, a page at a time.
+-- Measures the minute buckets of a queue of uploads, page by page.
 --
 -- KEYS  1 due  2 minutes
--- ARGV  1 now_ms ('' for TIME)  2 task prefix (`up:{sNN}:`)  3 minute to go on from ('' for the oldest)
---       4 position in its bucket  5 limit
--- Returns {lag_ms, minute, position}, and for each bucket of this page its minute, tasks and pending bytes; lag_ms is of this
--- page; the next one begins at that minute and position, and the minute is '' where there is none.
+-- ARGV  1 now_ms ('' for TIME)  2 task prefix (`up:{sNN}:`)  3 minute of the page's start ('' for the oldest)
+--       4 position in that bucket  5 limit
+-- Returns {lag_ms, minute, position}, and for each bucket of this page its minute, tasks and pending bytes. lag_ms is for
+-- this page. minute and position are the start of the next page; minute is '' after the last page.
 --
--- One script because the index, its buckets and the uploads in them belong to one moment, and a trip for each would be
--- long.
+-- One script because the index, its buckets and their uploads must be read at the same moment, and a round trip for each
+-- would be slow.
 
 local from, position, room = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local now, reply = clock_ms(ARGV[1]), {0, '', 0}

@@ -1,11 +1,11 @@
--- What waits of one upload.
+-- Measures the waiting task of one upload.
 --
 -- KEYS  1 up
 -- ARGV  1 now_ms ('' for TIME)
--- Returns {state, minute, pending bytes, lag_ms}; state is '' if the upload is not known, minute is '' if its task waits
--- nowhere.
+-- Returns {state, minute, pending bytes, lag_ms}. state: '' if Redis does not know the upload. minute: '' without a waiting
+-- task.
 --
--- One script because the figures and the timer belong to one moment.
+-- One script because the figures and the timer must be read at the same moment.
 
 local now, facts = clock_ms(ARGV[1]), redis.call('HMGET', KEYS[1], 'state', 'figures', 'timer')
 local received, flushed = read_figures(facts[2])

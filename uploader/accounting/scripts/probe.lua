@@ -1,16 +1,16 @@
--- Tries each command that this program gives to Redis, on keys that nothing else uses, and so finds what chunks and jobs
--- would be refused.
+-- Tries each command that this program sends to Redis, on keys that nothing else uses, to find the commands that Redis would
+-- refuse.
 --
--- KEYS  1 up  2 a key of another kind, then one of each further kind; they are never there, but need rights
+-- KEYS  1 up  2 a key of another kind, then one key of each further kind; these never exist, but need rights
 -- ARGV  1 ttl_ms  2 wake channel
--- Returns the rights that the user of Redis lacks, as ACL SETUSER has them; or the error of a write; or the version of a Redis
--- before 7.0, which does not tell scripts its version and has no `SET` with `NX` and `GET`.
+-- Returns the rights that the user of Redis lacks, as ACL SETUSER takes them; or the error of a write; or the version of a
+-- Redis before 7.0, which does not tell scripts its version and has no `SET` with `NX` and `GET`.
 --
--- One script because it is one round trip, and because a script may be refused what a command is not.
+-- One script because it is one round trip, and because Redis may refuse a command only in scripts.
 
 local up, none, lacking, failure = KEYS[1], KEYS[2], {}, nil
 
--- Only the first writes: the others find nothing to change, or a hash that is not of their kind.
+-- Only the first write changes anything: the others find no key, or a key of another type.
 local function try(name, ...)
   local reply = redis.pcall(name, ...)
   local err = type(reply) == 'table' and reply.err

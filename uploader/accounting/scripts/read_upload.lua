@@ -1,10 +1,10 @@
--- Reads what Redis knows of one upload, and the era.
+-- Reads an upload in Redis, and the era.
 --
 -- KEYS  1 up  2 era
 -- ARGV  1 era token
--- Returns {era, state, received, chunks}; state is '' if the upload is not known in this era.
+-- Returns {era, state, received, chunks}. state: '' if Redis does not know the upload in this era.
 --
--- One script so that the era and the facts belong together.
+-- One script so that the era and the figures belong together.
 
 local era = current_era(KEYS[2], ARGV[1])
 local facts = redis.call('HMGET', KEYS[1], 'era', 'state', 'figures')

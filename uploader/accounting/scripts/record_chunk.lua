@@ -3,14 +3,14 @@
 -- KEYS  1 up  2 chunks  3 era  4 due:flush  5 minutes:flush  6 due:merge  7 minutes:merge
 -- ARGV  1 now_ms ('' for TIME)  2 era token  3 upload id  4 chunk number  5 length in bytes
 --       6 quiet_ms  7 max_delay_ms  8 max_pending_bytes  9 lease_ms
--- Returns word, received, chunks, chunk_count and state with a space between them; word is one of
---   recorded, duplicate     the chunk counts (now, or did before)
+-- Returns word, received, chunks, chunk_count and state with a space between them. The word is one of
+--   recorded, duplicate     the chunk counts (from now on, or already)
 --   rehydrate               Redis does not know this upload in this era: hydrate, then record again
---   merging                 closed to chunks, its merge is armed
+--   merging                 closed to chunks, its merge is scheduled
 --   done, cancelled, expired, failed, consumed   closed
 --
--- One script because the bit, the sum, the delay task and the settling with the last bit must change together: between
--- any two of them a crash would lose or invent bytes.
+-- One script because the bit, the sum, the delay task and the settling with the last bit must change together: a crash
+-- between two of them would lose or invent bytes.
 
 local up, chunks, id, number = KEYS[1], KEYS[2], ARGV[3], ARGV[4]
 local facts = redis.call('HMGET', up, 'era', 'state', 'figures', 'timer', 'tail', 'part')

@@ -1,11 +1,11 @@
--- Puts one minute bucket of a queue of uploads in order: strays leave it, and the index names it exactly if it exists.
+-- Tidies a minute bucket of a queue of uploads: removes strays, and lets the index name the bucket exactly if it exists.
 --
 -- KEYS  1 due  2 minutes
--- ARGV  1 task prefix (`up:{sNN}:`)  2 state of the uploads that wait here (open, merging)  3 epoch minute, then the ids
---       of those that may be strays
--- Returns how many strays left.
+-- ARGV  1 task prefix (`up:{sNN}:`)  2 state of the uploads in this queue (open, merging)  3 epoch minute, then the ids of
+--       possible strays
+-- Returns the number of removed strays.
 --
--- One script because a stray may have become a task, and a bucket may have filled, since the reconciler looked.
+-- One script because a stray may have become a task, or the bucket may have filled, since the reconciler looked.
 
 local minute, bucket, gone = ARGV[3], KEYS[1] .. ':' .. ARGV[3], 0
 for i = 4, #ARGV do
