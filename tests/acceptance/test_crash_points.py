@@ -53,9 +53,7 @@ LEFT_OPEN = Content(100 * KIB, seed=2, name="open.bin")
 CANCELLED = Content(100 * KIB, seed=3, name="cancelled.bin")
 DELETED = Content(70 * KIB, seed=4, name="deleted.bin")
 ROTTEN = Content(180 * KIB, seed=5, name="rotten.bin")
-LARGE = Zeros(
-    256 * MIB, chunk_size=64 * MIB, name="large.bin"
-)  # so much to hash at the end that it is accounted for before
+LARGE = Zeros(256 * MIB, chunk_size=64 * MIB, name="large.bin")  # accounting comes before the end of hashing
 # These have checksums of their blocks beside them.
 WHOLE = Content(300 * KIB, seed=6, name="whole.bin")
 STREAMED = Content(300 * KIB, seed=20, name="stream.bin")

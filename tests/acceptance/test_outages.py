@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,8 @@ def installed(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     }
     if name == "nodes":
         gateway: JuiceGateway = request.getfixturevalue("own_gateway")
+        # The bytes lie in the bucket.
+        faults = [replace(fault, hinders=fault.name != "disk full") for fault in faults]
         faults += outages.of_bucket(gateway)
         settings |= gateway.gateway.environment(f"tests/{tmp_path.name}") | {"MIN_CHUNK_SIZE": "64KiB"}
     yield Installation(tmp_path, data, settings, COMMANDS[name], named(faults))

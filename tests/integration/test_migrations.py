@@ -182,7 +182,7 @@ async def test_up_makes_all_that_the_models_have_and_down_leaves_no_table(empty:
 
 
 async def test_down_takes_tokens_for_the_metrics_along_and_up_counts_the_files_of_each_user(empty: Database) -> None:
-    """Such a token does not become one for everything."""
+    """No such token gets the scope of everything."""
     await migrate.upgrade(empty)
     act = Transactions(empty)
     for user_id in ("alice", "bob", "carol"):

@@ -37,11 +37,12 @@ CELLS = [
 def seconds() -> Iterator[dict[tuple[str, str, str], float]]:
     found: dict[tuple[str, str, str], float] = {}
     yield found
-    print(f"\n| installation | outage | {' | '.join(PHASES)} |\n|---|---|{'---|' * len(PHASES)}")
+    print(f"\n| installation | store | {' | '.join(STATES)} |\n|---|---|{'---|' * len(STATES)}")
     for name, outages in INSTALLATIONS.items():
-        for outage in outages:
-            told = [f"{found[cell]:.1f}" if (cell := (name, outage, phase)) in found else "" for phase in PHASES]
-            print(f"| {name} | {outage} | {' | '.join(told)} |")
+        for store in dict.fromkeys(outage.rpartition(" ")[0] for outage in outages):
+            cells = [[found.get((name, f"{store} {state}", phase)) for phase in PHASES] for state in STATES]
+            told = [", ".join("–" if cell is None else f"{cell:.1f}" for cell in each if any(each)) for each in cells]
+            print(f"| {name} | {store} | {' | '.join(told)} |")
 
 
 @pytest.mark.parametrize("cell", CELLS, ids="-".join)

@@ -156,7 +156,7 @@ def _numbered(name: str) -> list[str]:
 
 
 class NamesMachine(Machine):
-    """Two users, whose names have nothing to do with one another."""
+    """Two users with independent names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class NamesMachine(Machine):
         self.act_in_bulk(user_id, deleting, dies_at, lambda tree: tree.delete(prefix))
 
     def act_in_bulk(self, user_id: str, work: Any, dies_at: int | None, expect: Callable[[Tree], Any]) -> None:
-        """What died is completed by the job, or it did not begin."""
+        """The job completes dead operations, unless none had begun."""
         completed = deepcopy(self.trees[user_id])
         self.act(user_id, work, dies_at, expect)
         if self.died:

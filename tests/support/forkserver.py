@@ -209,7 +209,7 @@ def _leave(code: int) -> None:
 
 
 def _read_environment() -> None:
-    """Import anew what reads it, also for those who have it by name already."""
+    """Import modules that read the environment again, and rebind names imported from them."""
     passed = sys.modules["uploader.runtime.crashpoints"].crash_point
     for name in _READ_AT_IMPORT:
         importlib.reload(sys.modules[name])
