@@ -154,7 +154,7 @@ class Services:
         self.clock = clock = clock or Clock()
         self.start = Start()
         events = configuration.load_events(settings.events).with_handlers(handlers or {})
-        # One bell per sink, which wakes the relay in this process.
+        # Each sink has a bell that wakes the relay in this process.
         self.bells = {name: Bell() for name in events.sinks}
         self.ballast = ballast = Ballast.beside(settings.data.absolute(), settings.sqlite_path)
         outbox = None

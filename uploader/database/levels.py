@@ -26,10 +26,10 @@ _HOPS = 500
 
 # MySQL and MariaDB plan a subquery once, without the values of the outer row, and then each hop would begin at the first
 # name of the user. They plan a range again for each row of the table before it in a join, if no bound is a constant and no
-# key can be looked up. So the user is a table of one row, joined by a range. There is no ORDER BY, because with one they
-# would fetch all rows that follow; the index returns the smallest name first. Only if the table fits into about one page may
-# MySQL read the rows in another order. So queries for any name of a prefix bound the range at both ends, and for a user with
-# at most 100 files the names are ordered.
+# key can be looked up. So a table with one row holds the user and is joined by a range. There is no ORDER BY, because with
+# one they would fetch all rows that follow; the index returns the smallest name first. Only if the table fits into about one
+# page may MySQL read the rows in another order. So queries for any name of a prefix bound the range at both ends, and for a
+# user with at most 100 files the names are ordered.
 _HOP = {
     "sqlite": """
 SELECT {table}.name FROM {table} WHERE {table}.user_id = :user_id AND {table}.name >= {first}
@@ -60,7 +60,7 @@ SELECT item.key AS number, ({hop}) AS name FROM json_each(:prefixes) AS item""",
 SELECT item.number - 1 AS number, ({hop}) AS name FROM JSON_TABLE(:prefixes, '$[*]' {range}) AS item""",
 }
 # Kind 0: the files with the given names. Kind 1: for each prefix, the name of a file and of an empty folder, as above. Kind
-# 2: the empty ones among the given folders. One statement, because each new file runs it.
+# 2: the empty ones among the given folders. A single statement, because this runs for each new file.
 _NAMED = {
     "sqlite": """
 SELECT 0 AS kind, item.key AS number, file.name AS found, {columns}, {damaged} AS damaged

@@ -19,7 +19,7 @@ from uploader.errors import LinkGone
 
 LINKS, SESSIONS = models.link.c, models.link_session.c
 _FILES, _UPLOADS = models.file.c, models.upload.c
-# Files that came by a link and still exist, and its open uploads.
+# Figures of a link: existing files, and open uploads in full size.
 FIGURES = ("files", "bytes", "reserved_files", "reserved_bytes")
 COLUMNS = [field.name for field in fields(Link) if field.name != "ended"]
 _LINK_COLUMNS = [*(LINKS[name] for name in COLUMNS), LINKS.end_reason]

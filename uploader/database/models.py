@@ -3,8 +3,8 @@
 Ids, hashes and names compare byte by byte: VARBINARY, because collations fold case and pad spaces, and long utf8mb4 keys fit
 MariaDB but not MySQL. Times are UTC, from the application's clock.
 
-SQLite keeps no checksums: a flipped byte on the disk changes the value of a column. A value that cannot be parsed is read as
-U+FFFD, the epoch or 0, so that one damaged row does not fail a query over many rows. `recount.py` reports damaged rows.
+SQLite keeps no checksums: a flipped byte on the disk changes the value of a column. An unreadable value becomes U+FFFD, the
+epoch or 0. So a query over many rows works in spite of a damaged row. `recount.py` reports damaged rows.
 """
 
 from collections.abc import Callable
@@ -271,7 +271,7 @@ blob = _table(
     Column("damaged", Boolean, nullable=False, server_default=text("0")),
     # When the bytes were last read back, with or without success; NULL: never since they were placed.
     Column("scrubbed_at", UtcDateTime),
-    # When to try again to read bytes that could not be read; NULL: the last reading worked.
+    # When to read unreadable bytes again; NULL: no failed reading.
     Column("reread_at", UtcDateTime),
     # Names of the gates that have passed these bytes, separated by spaces.
     Column("passed", Bytewise(1024)),
@@ -390,7 +390,7 @@ link = _table(
     # Hash with salt.
     Column("password", Bytewise(255)),
     *(_limit(name) for name in ("max_downloads", "max_files", "max_bytes")),
-    # Downloads and files so far, and the full sizes of its open uploads.
+    # Figures of downloads, existing files, and open uploads in full size.
     *(_figure(name) for name in ("downloads", "files", "bytes", "reserved_files", "reserved_bytes")),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
@@ -415,7 +415,7 @@ link_session = _table(
     Column("id", Bytewise(32), primary_key=True),
     Column("link_id", Bytewise(32), nullable=False),
     Column("token_sha256", Bytewise(64), nullable=False),
-    # True if the visitor has sent a file, or the first download was counted.
+    # True if the visitor has begun to send a file, or the first download was counted.
     Column("used", Boolean, nullable=False, server_default=text("0")),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
@@ -431,7 +431,7 @@ token = _table(
     Column("admin", Boolean, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("revoked_at", UtcDateTime),
-    # Scopes, separated by spaces; NULL: the token may do all that its user may do.
+    # Scopes, separated by spaces; NULL: no restriction.
     Column("scope", Bytewise(255)),
     # Who made the token; NULL for tokens older than this column.
     Column("made_by", Bytewise(280)),

@@ -192,8 +192,8 @@ _BULK_SECONDS = 5.0
 
 @dataclass(eq=False, repr=False)
 class BulkFinisher:
-    """Finishes bulk operations whose server died. Several workers may run at once, because each range of names is taken
-    under the lock of the operation's row."""
+    """Finishes bulk operations after their server died or stopped. Several workers may run at once, because each range of
+    names is taken under the lock of the operation's row."""
 
     bulk_operations: BulkOperations
 

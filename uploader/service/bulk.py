@@ -1,6 +1,6 @@
 """Moves and deletions of many names: check all names, store a row with the work, then work range by range.
 
-A range is one short transaction (`database/transactions/bulk.py`), so other users wait for at most one range. The work
+Each range is a short transaction (`database/transactions/bulk.py`); other users wait for at most one range. The work
 continues after its request ends. After a crash, a repeated call or the job `resume_left` finishes the operation. An
 operation waits for the end of a contradicting one.
 """

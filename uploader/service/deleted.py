@@ -1,7 +1,7 @@
 """The use cases of deleted files in their owner's trash: list, read, restore, forget.
 
 If the store still has the content, a restored file takes a ref. Otherwise the bytes come back from the trash of the store,
-after they were read and compared with the SHA-256. The file keeps its id, so a repeated request finds the restored file.
+after they were read and compared with the SHA-256. A restored file keeps its id: a repeated request finds the file.
 """
 
 import asyncio
@@ -315,8 +315,8 @@ class DeletedFiles:
         raise errors.ContentGone()
 
     async def _bring_back_many(self, wanted: Sequence[TrashedFile]) -> Mapping[str, Outcome]:
-        """Restore small files together, with bytes from the trash of the store; return the outcomes. Files without an
-        outcome are tried one by one."""
+        """Restore small files together, with bytes from the trash of the store; return the outcomes. The caller restores the
+        other files one by one."""
         # If another request was faster, the only name is taken, or the disk fails, each file is tried alone.
         with suppress(Duplicate, BlobLost, Gone, errors.NameTaken, errors.StorageFailed, errors.StorageFull):
             copies = await self.storage.good_copies([(file.sha256, file.size) for file in wanted])

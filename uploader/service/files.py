@@ -26,7 +26,7 @@ from uploader.storage.base import BlobBytes, BytesAltered, Found, Gone, OpenBlob
 T = TypeVar("T")
 _ATTEMPTS = 10
 _CHANGING = "Files of these names are changing too fast; try again."
-# The longest time that a download waits, before its first byte, for its content to be healed.
+# The longest wait of a download, before the first byte, for the healing of the content.
 _HEALED_SECONDS = 5.0
 
 Contents = list[bytes | errors.UploaderError]
@@ -118,7 +118,7 @@ class Files:
             raise
 
     async def read_contents(self, files: Sequence[File]) -> Contents:
-        """Read whole contents that fit into memory together. A content that cannot be read is replaced by its error. Raises
+        """Read whole contents that fit into memory together. For an unreadable content, the list has the error. Raises
         StorageAway."""
         known = [file for file in files if not file.damaged]
         found = await self.storage.read_contents([(file.sha256, file.size) for file in known])
@@ -130,7 +130,7 @@ class Files:
         return read
 
     async def _read_alone(self, file: File) -> bytes | errors.UploaderError:
-        """Read one content alone, after reading it with others failed. Raises StorageAway."""
+        """Read a content alone, after a failed reading of several contents. Raises StorageAway."""
         try:
             opened, _ = await self.read_first(file, await self.open(file), 1, 0)
             try:
@@ -171,7 +171,7 @@ class Files:
             raise errors.ContentDamaged() from error
 
     async def delete(self, user_id: str, file_id: str) -> None:
-        """Delete a file, and its content if no other file has it. Raises FileNotFound."""
+        """Delete a file, and the content if no other file has the content. Raises FileNotFound."""
         for _ in range(_ATTEMPTS):
             file = await self.get(user_id, file_id, held=True)
             if await self.database.transact(transactions.files.delete_file, file, self.clock.now()):
@@ -330,7 +330,7 @@ class Folders:
                 yield file
 
     async def selected(self, user_id: str, selection: Selection) -> AsyncIterator[list[File]]:
-        """Yield non-empty batches of files: first those below the prefixes, then those with the ids, in order. Skip ids that
+        """Yield non-empty batches of files: first files below the prefixes, then files with the ids, in order. Skip ids that
         are no files of this user."""
         for prefix in await self._in_use(user_id, selection):
             async for files in self._below(user_id, prefix):
@@ -349,7 +349,7 @@ class Folders:
         return await self.database.read(levels.prefixes_in_use, user_id, selection.prefixes)
 
     async def _below(self, user_id: str, prefix: str) -> AsyncIterator[list[File]]:
-        """Yield batches in the order of ids, which a move does not change, so that each file comes once."""
+        """Yield batches in the order of ids. A move does not change ids, so each file comes once."""
         ask = partial(queries.files_below, user_id=user_id, prefix=prefix, limit=_FILES_AT_ONCE)
         after: File | None = None
         while files := await self.database.read(partial(ask, after=after)):

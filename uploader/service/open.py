@@ -97,7 +97,7 @@ class Admission:
             self._known = replace(self._known, promised_bytes=self._known.promised_bytes + size)
 
 
-# Errors that the transaction of an opening raises before its commit.
+# Errors of the opening transaction before the commit.
 _ROLLED_BACK = (Duplicate, BlobLost, errors.Refused, errors.LinkGone)
 _TOO_FAST = "This upload is changing too fast, or its bytes can't be found; try again."
 
@@ -108,7 +108,8 @@ def chunk_sizes_of(settings: Settings) -> ChunkSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Rows for a request to open an upload. The account is read only if there is neither an open upload nor a source."""
+    """Rows for a request to open an upload. The account is read only if there is neither an existing upload nor a source for
+    an instant upload."""
 
     existing: Upload | None
     source: Source

@@ -34,8 +34,7 @@ TIMEOUT_SECONDS = 2.0
 _AT_ONCE = 32
 _MAX_DETAIL_CHARACTERS = 500
 _CONTENT_TYPE = "application/json"
-# The most names in one question. A selection of files and folders has at most as many; a move of a prefix may have more, and
-# is refused.
+# The most names in one question: enough for a selection of files. A move of a prefix with more names is refused.
 MOST_NAMES = 10_000
 # A question with more names is encoded in a thread.
 _MOST_NAMES_ON_LOOP = 100

@@ -88,9 +88,9 @@ async def change_link(
     now: datetime,
     max_links: int,
 ) -> bool:
-    """Change a link; return False if there is no such link or it was ended. A new password ends all sessions of the link. If
-    a new limit of a collecting link is used up already, unused sessions end. Raises TooManyLinks if the change revives an
-    expired link."""
+    """Change a link; return False for a missing or ended link. A new password ends all sessions of the link. If a new limit
+    of a collecting link is used up already, unused sessions end. Raises TooManyLinks if the change revives an expired
+    link."""
     link = await links.locked(connection, link_id)
     if link is None or link.ended is not None:
         return False
@@ -116,7 +116,7 @@ async def change_link(
 async def end_link(
     connection: AsyncConnection, link_id: str, end: LinkEnd, now: datetime, act: Act | None = None
 ) -> bool:
-    """End a link; return False if there is no such link or it was ended before."""
+    """End a link; return False for a missing or ended link."""
     ended = await _end(connection, [LINKS.id == link_id], end, now)
     if ended:
         await note(connection, act)
@@ -191,7 +191,7 @@ async def _new_names(
 
 
 async def _to_folders_below(connection: AsyncConnection, user_id: str, prefix: str) -> list[Link]:
-    """Lock the links, in the order of ids, and return those that work."""
+    """Lock the links in the order of ids, and return the working links."""
     found = [link_id for link_id, _ in await links.below(connection, user_id, prefix)]
     locked = [await links.locked(connection, link_id) for link_id in found]
     return [link for link in locked if link is not None and link.ended is None and link.name.startswith(prefix)]
@@ -211,7 +211,7 @@ async def _end(
 
 
 async def guess(connection: AsyncConnection, link_id: str, now: datetime) -> None:
-    """Count a wrong password before the check, so that parallel guesses count, too. `was_right` takes the count back. Raises
+    """Count a wrong password before the check: parallel guesses count, too. `was_right` takes the count back. Raises
     LinkNotFound, TooManyRequests."""
     query = sa.select(LINKS.wrong_passwords, LINKS.wrong_since).where(LINKS.id == link_id).with_for_update()
     found = (await connection.execute(query)).first()

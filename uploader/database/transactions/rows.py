@@ -63,7 +63,7 @@ CLOSE_UPLOAD = _OF_UPLOAD.values(
     given("state", "close_reason", "file_id", "md5", "closed_at")
     | {"open_flag": None, "updated_at": sa.bindparam("new_closed_at")}
 )
-# The upload is found by its end, which equals `created_at` of its file.
+# Find the upload by `closed_at`, which equals `created_at` of the file.
 REFUSE_UPLOAD = (
     sa.update(upload)
     .where(
@@ -78,7 +78,7 @@ INSERT_HELD = sa.insert(held_file)
 LOCK_HELD = sa.select(held_file.c.event_id).where(held_file.c.id == sa.bindparam("of_file")).with_for_update()
 DELETE_HELD = sa.delete(held_file).where(held_file.c.id == sa.bindparam("removed"))
 _OF_EVENT = sa.update(delivery).where(delivery.c.outbox_id == sa.bindparam("of_event"))
-# A worker that holds a task loses it. Dead tasks stay dead and decide nothing.
+# A worker loses the task that it holds. Dead tasks stay dead and decide nothing.
 END_TASKS = _OF_EVENT.where(delivery.c.state == WAITING).values(
     state=DELIVERED, held=False, lease=None, due_at=sa.bindparam("ended_at", type_=UtcDateTime), on_failure=None
 )
@@ -238,8 +238,8 @@ _LOCK_BLOBS, _DROP_REFS = _of_batch(_LOCK_BLOBS_MYSQL, id=64), _of_batch(_DROP_R
 
 
 async def lock_blobs(connection: AsyncConnection, sha256s: Collection[str]) -> None:
-    """Lock the rows of contents in the order of SHA-256, to change their refs. SQLite needs no lock, because it has one
-    writer."""
+    """Lock the rows of contents in the order of SHA-256, to change their refs. SQLite has only one writer and needs no
+    lock."""
     if connection.dialect.name == "sqlite" or not sha256s:
         return
     dialect: Any = connection.dialect
@@ -248,7 +248,7 @@ async def lock_blobs(connection: AsyncConnection, sha256s: Collection[str]) -> N
 
 
 async def delete_named(connection: AsyncConnection, files: Sequence[File]) -> list[File]:
-    """Delete files of one user whose row is locked. Return the deleted files; skip files that are gone or renamed."""
+    """Delete files of one user. The user's row is locked. Return the deleted files; skip files that are gone or renamed."""
     dialect = connection.dialect.name
     if len(files) == 1:
         (only,) = files
@@ -299,7 +299,7 @@ async def add_unfinished(connection: AsyncConnection, more: Mapping[str, int]) -
     await connection.execute(_ADD_UNFINISHED[connection.dialect.name], {"batch": batch})
 
 
-# Files of one content that get an event.
+# The most events for the files of one content.
 _MOST_TOLD = 1000
 
 
@@ -490,7 +490,7 @@ async def _fill(connection: AsyncConnection, table: sa.Table, md5s: Mapping[str,
 
 
 async def _damaged(connection: AsyncConnection, sha256s: Sequence[str]) -> list[str]:
-    """Return the SHA-256s of damaged blobs. Lock all rows, so that no blob becomes damaged meanwhile."""
+    """Return the SHA-256s of damaged blobs. Lock all rows: no blob becomes damaged before the commit."""
     if len(sha256s) == 1:
         damaged = (await connection.execute(LOCK_DAMAGED, {"of_blob": sha256s[0]})).scalar()
         return list(sha256s) if damaged else []

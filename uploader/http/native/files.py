@@ -196,7 +196,7 @@ class FileHandlers:
         parameters=(*link_parameters("POST /me/archive/link"), _SELECTION),
     )
     async def make_archive(self, call: Call) -> Response:
-        """Make an archive. A signed link works only for the selection that it was made for."""
+        """Make an archive. A signed link works only for the original selection."""
         told = await call.json_or_form(ArchiveSchema, FORM_FIELD, most_bytes=_MAX_ARCHIVE_JSON_BYTES)
         selection = await in_thread(selection_of, told)
         linked = call.query("selection")
