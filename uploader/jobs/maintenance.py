@@ -257,8 +257,8 @@ _LOOKS_WITHIN_GOAL = 10
 
 
 class Scrubber:
-    """Reads contents back from the disk at a limited rate, while the disk is idle. One of several workers reads at a
-    time."""
+    """Reads contents back from the disk at a limited rate, when no other thread wants the disk. One of several workers reads
+    at a time."""
 
     def __init__(self, scrubbing: Scrubbing, *, rate_bytes_per_second: int) -> None:
         self._scrubbing = scrubbing

@@ -338,7 +338,7 @@ class Folders:
         for some in _batches(selection.ids):
             found = {file.id: file for file in await self.database.read(queries.files_by_ids, user_id, some)}
             in_order = (found[each] for each in some if each in found)
-            # `startswith` of an empty tuple is false.
+            # `startswith` with an empty tuple is false.
             if files := [file for file in in_order if not file.name.startswith(selection.prefixes)]:
                 yield files
 

@@ -172,9 +172,7 @@ async def begin(connection: AsyncConnection, operation: Operation, now: datetime
     """Insert the row of an operation and begin with the first prefix. Raises Contradiction, InvalidRequest, Duplicate if an
     identical call was faster, BlobLost if the user's row is gone."""
     moved = await _begin_part(connection, operation, now)
-    await rows.lock_user(
-        connection, operation.user_id
-    )  # so the later of two contradicting operations sees the row of the earlier
+    await rows.lock_user(connection, operation.user_id)  # the later of two calls sees the row of the earlier
     await expect_no_contradiction(connection, operation.user_id, operation.work)
     row = {name: getattr(operation, name) for name in ("id", "user_id", "part", "files")}
     row |= {"work": operation.work.encoded(), "digest": operation.work.digest, "created_at": now, "place": moved.place}

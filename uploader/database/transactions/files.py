@@ -40,8 +40,8 @@ PlaceBlobs = Callable[[Collection[str]], Awaitable[Mapping[str, str]]]
 
 
 async def relocate(connection: AsyncConnection, locations: Mapping[str, str], now: datetime) -> None:
-    """Store new locations of contents, by SHA-256, and put the former objects away. The caller has locked the rows. Empty
-    for a store without locations."""
+    """Store new locations of contents, by SHA-256, and put the former objects away. The caller has locked the rows.
+    `locations` is empty for a store without locations."""
     if not locations:
         return
     former = await connection.execute(rows.LOCATED, {"of_contents": sorted(locations)})
@@ -75,8 +75,8 @@ async def collect_blob(
     repairs a row without bytes, but nothing repairs bytes without a row. A blob with a location is put away by a row,
     without `prepare` and `remove`.
 
-    `prepare` makes the missing refs durable. If the database crashes during `prepare`, the connection is lost and the next
-    statement fails.
+    `prepare` makes sure that the database durably has no refs of the blob. If the database crashes during `prepare`, the
+    connection is lost and the next statement fails.
     """
     row = (await connection.execute(rows.LOCK_REFS, {"of_blob": sha256})).mappings().first()
     if row is None or row["refs"] != 0:
@@ -644,7 +644,7 @@ async def move_files(
     user_id = files[0].user_id
     wanted = Counter(targets[file.id] for file in files)
     standing = await queries.files_of_names(connection, user_id, sorted(wanted))
-    # If several files want one name, one may replace another.
+    # If several files want the same name, a file may replace another of them.
     standing += [file for file in files if wanted[targets[file.id]] > 1]
     locked = {file.sha256 for file in standing} if creation.merges or if_exists is IfExists.REPLACE else set[str]()
     if locked:

@@ -134,7 +134,7 @@ async def end_below(connection: AsyncConnection, user_id: str, prefix: str, now:
 
 
 async def end_all(connection: AsyncConnection, link_ids: Collection[str], now: datetime) -> None:
-    """End links whose folders are deleted or moved away."""
+    """End links whose folders are gone."""
     if link_ids:
         await _end(connection, [LINKS.id.in_(link_ids)], LinkEnd.DELETED, now)
 
