@@ -62,8 +62,7 @@ from uploader.settings import Settings
 
 @asynccontextmanager
 async def running(services: Services, *, jobs: bool, begins: bool = True) -> AsyncIterator[None]:
-    """Let services serve within, with the background jobs if asked for; all are ended in order afterwards. Raises as
-    `serving`."""
+    """Start services, with background jobs if `jobs`; stop and close them in order on exit. Raises as `serving`."""
     async with closing_services(services), serving(services, jobs=jobs, begins=begins):
         yield
 
@@ -81,16 +80,16 @@ async def closing_services(services: Services) -> AsyncIterator[None]:
 async def serving(
     services: Services, *, jobs: bool, begins: bool = True, shared_core: SharedCore | None = None
 ) -> AsyncIterator[None]:
-    """Check and prepare everything, then serve within, with the background jobs if asked for. May be entered again after an
-    error. `begins`: a new installation begins. Raises ConfigurationError if the database or the store is not fit,
-    Unavailable if the database is away, StorageFailed and StorageFull."""
+    """Check and prepare everything, then run the watch, and the background jobs if `jobs`. May be entered again after an
+    error. `begins`: begin a new installation if there is none. Raises ConfigurationError if the database or the store is
+    unfit, Unavailable if the database is away, StorageFailed and StorageFull."""
     try:
         await _begin(services, begins)
     except Exception:
         await asyncio.to_thread(services.database.drop_connections)
         raise
     tell_beginnings_of_troubles()
-    # What every process relies on is looked after in one without jobs, too; and a worker may wait for a task in any.
+    # The watch runs also in processes without jobs. Workers may wait for tasks in any process.
     async with (
         services.exposition,
         wakeups(services.redis, services.work.bells),
@@ -103,7 +102,7 @@ async def serving(
 async def _begin(services: Services, begins: bool) -> None:
     await migrate.check(services.database)
     await (services.installation.begin() if begins else services.installation.compare())
-    if begins:  # what serves or runs jobs; a command signs nothing
+    if begins:  # for servers and jobs; a command signs nothing
         await services.secret.begin()
     await services.storage.prepare()
     await services.spool.prepare()
@@ -135,8 +134,8 @@ async def _jobs(services: Services) -> AsyncIterator[None]:
 
 
 async def check_shards(services: Services) -> None:
-    """Refuse another number of shards than before: it is part of every key in Redis, and with another one they would
-    not be found. So are their tags, and an installation keeps those it has. Raises ConfigurationError, Unavailable."""
+    """Refuse a changed number of shards. Every key in Redis contains the number and the tag of its shard; with other ones,
+    keys would not be found. So an installation keeps its tags, too. Raises ConfigurationError, Unavailable."""
     number = services.settings.shards
     stored = await meta.remember(services.database, "shards", _spread(number))
     if stored not in (str(number), _spread(number)):
@@ -150,13 +149,13 @@ async def check_shards(services: Services) -> None:
 
 
 def _spread(number: int) -> str:
-    """Return the word in the database for so many shards whose tags are spread. A single one has the tag it always had."""
+    """Return the word in the database for a number of shards with spread tags. A single shard keeps its original tag."""
     return f"{number} spread" if number > 1 else "1"
 
 
 async def reset_redis(services: Services) -> int:
-    """Forget all that Redis knows, which is rebuilt from disk and database, and take the number of shards in force;
-    returns how many keys were deleted. Raises ConfigurationError if Redis is another installation's, Unavailable."""
+    """Delete all keys in Redis, which are rebuilt from disk and database, and store the configured number of shards. Return
+    the number of deleted keys. Raises ConfigurationError if Redis belongs to another installation, Unavailable."""
     await services.installation.check_redis()
     deleted = await services.pending.reset()
     crash_point("reset.after_keys")
@@ -183,7 +182,7 @@ def _create_watch(services: Services, shared_core: SharedCore | None) -> Runner:
         return QUIET_SECONDS if meter.is_quiet and not is_news else _PUBLISH_SECONDS
 
     def seldom(look: Callable[[], Awaitable[float]]) -> Callable[[], Awaitable[float]]:
-        """Return a look that is seldom while nobody asks for anything, and at once when somebody does."""
+        """Return a job function with long pauses while there are no requests."""
 
         async def run_once() -> float:
             pause_seconds = await look()
@@ -205,7 +204,7 @@ def _create_watch(services: Services, shared_core: SharedCore | None) -> Runner:
 
 
 def _checked(job: Job, installation: Installation) -> Job:
-    """Return a job that removes things, and does not run where disk, database and Redis don't belong together."""
+    """Return a job that runs only if disk, database and Redis belong together."""
 
     async def run_once() -> float:
         await installation.check()
@@ -244,13 +243,13 @@ def _create_runner(services: Services, announced: Mapping[str, Bell]) -> Runner:
     jobs += [relay_job(relay) for relay in services.relays]
     if services.relays:
         jobs.append(takeover_job(services.takeover, services.wake_relays))
-    jobs.append(Job("gates", services.gates.keep))  # also of gates that are no more
+    jobs.append(Job("gates", services.gates.keep))  # also for removed gates
     jobs += [Job(f"tasks of {name}", queue.keep) for name, queue in services.work.queues.items()]
     jobs += [
         Job("ballast keeper", BallastKeeper(services.ballast_keeping, services.installation, clock).run_once),
         Job("joiner", Joiner(services.concatenations).run_once),
         Job("bulk operations", BulkFinisher(services.bulk_operations).run_once),
-        Job("event keeper", EventKeeper(services.watching, clock).run_once),  # also of sinks that are no more
+        Job("event keeper", EventKeeper(services.watching, clock).run_once),  # also for removed sinks
         Reconciler(services.reconciling, services.cleanup, lease("reconciler"), clock).as_job(),
         Job("snapshot", Snapshot(services.overview, clock).run_once),
     ]
@@ -269,7 +268,7 @@ def build_application(
     identify: Identify | None = None,
     paths: Collection[str] | None = None,
 ) -> Application:
-    """`paths`: all that it answers; None: everything."""
+    """Build the HTTP application. `paths`: the only paths to answer; None: all."""
     settings = services.settings
     origins = Origins(settings.cors_origins)
     verifier = create_verifier(settings, services.clock)
@@ -365,7 +364,7 @@ def build_application(
 
 
 def check_public_url(settings: Settings) -> None:
-    """Raises ConfigurationError where a route below its path would look like another one."""
+    """Raises ConfigurationError if a route below the path of the public URL looks like another route."""
     prefix = Mount.at(settings.public_url).prefix
     if found := lookalikes(prefix, sorted(DECLARED_PATHS)) if prefix else None:
         raise ConfigurationError(
@@ -377,7 +376,7 @@ def create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":
     """Raises ConfigurationError."""
     if settings.auth != "jwt":
         return None
-    # Here, because who does without JWTs does without the memory that cryptography takes.
+    # Imported here to save the memory of `cryptography` in installations without JWTs.
     from uploader.http.auth.jwt import Verifier, keys_in_force
 
     return Verifier(settings, keys_in_force(settings, clock), clock)

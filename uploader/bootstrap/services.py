@@ -1,4 +1,4 @@
-"""Settings → stores and sinks → services: everything that a server, a worker or a command needs, made once a process."""
+"""Settings → stores and sinks → services: everything that a server, a worker or a command needs, made once per process."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -89,7 +89,7 @@ def redis_directory(settings: Settings) -> Path:
 
 
 def list_aside(settings: Settings) -> list[Path]:
-    """Directories of the embedded Valkey, if that is in force, that it could not load and that are still there; blocks."""
+    """Return directories that the embedded Valkey could not load and set aside; empty with UPLOADER_REDIS_URL. Blocks."""
     return [] if settings.redis_url is not None else embedded.list_aside(redis_directory(settings))
 
 
@@ -111,7 +111,7 @@ def create_storage(settings: Settings, database: Database, clock: Clock) -> Stor
             keeps_trash=settings.trash_retention_seconds > 0,
             verifies=settings.verify_reads == "on",
         )
-    # Here, because who keeps all on a disk does without the memory that they take.
+    # Imported here to save memory in installations with a local store.
     from uploader.database.ledger import LedgerRows
     from uploader.storage.s3.bucket import Bucket
     from uploader.storage.s3.store import S3Store
@@ -149,12 +149,12 @@ class Services:
         *,
         handlers: Mapping[str, configuration.HandlerSettings] | None = None,
     ) -> None:
-        """Connects to nothing yet; `handlers`: functions that are told of events. Raises ConfigurationError for the file of
-        UPLOADER_EVENTS."""
+        """Create the services without connecting to anything. `handlers`: functions that get events. Raises
+        ConfigurationError for the file of UPLOADER_EVENTS."""
         self.clock = clock = clock or Clock()
         self.start = Start()
         events = configuration.load_events(settings.events).with_handlers(handlers or {})
-        # Of each sink: it ends the sleep of its relay in this process.
+        # Each sink has a bell that wakes the relay in this process.
         self.bells = {name: Bell() for name in events.sinks}
         self.ballast = ballast = Ballast.beside(settings.data.absolute(), settings.sqlite_path)
         outbox = None

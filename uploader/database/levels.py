@@ -1,7 +1,8 @@
 """One level of a user's names: the folders and the files right below a prefix, by name, byte by byte.
 
-The names of a level are found by hops along the index of names: from a folder to the first name that is not in it. So a
-page costs what it shows, however much lies in its folders. Their files are counted as far as a page may cost.
+The query hops along the index of names: from a folder to the first name after the folder. So the cost of a page depends on
+the entries shown, not on the number of files in the folders. The files of the folders are counted up to a limit
+(`COUNTED_FILES`).
 """
 
 import json
@@ -18,16 +19,17 @@ from uploader.domain.bulk import beyond
 from uploader.domain.names import Folder, Place
 from uploader.domain.upload import File
 
-# For the folders of a page. Where they have more, each is counted up to an even share of it.
+# For all folders of a page together. If they hold more files, each folder is counted up to an equal share.
 COUNTED_FILES = 20_000
-# Of one statement: MySQL and MariaDB end a recursion after 1,000.
+# Per statement: MySQL and MariaDB end a recursion after 1,000.
 _HOPS = 500
 
-# MySQL and MariaDB plan a subquery once, without the row that it is asked for, and then each hop would begin at the first
-# name of the user. They plan anew for each row of a table that comes before in a join, where nothing can be looked up and
-# no bound is a constant. So the user is a table of one row, and a range. The first row is the first one of the index; told
-# to order them, they would fetch all that follow. But of a table of a page or so MySQL may read the rows in another order:
-# so who asks whether there is any name has to bound the range, and the few names of a user who has few are ordered.
+# MySQL and MariaDB plan a subquery once, without the values of the outer row, and then each hop would begin at the first
+# name of the user. They plan a range again for each row of the table before it in a join, if no bound is a constant and no
+# key can be looked up. So a table with one row holds the user and is joined by a range. There is no ORDER BY, because with
+# one they would fetch all rows that follow; the index returns the smallest name first. Only if the table fits into about one
+# page may MySQL read the rows in another order. So queries for any name of a prefix bound the range at both ends, and for a
+# user with at most 100 files the names are ordered.
 _HOP = {
     "sqlite": """
 SELECT {table}.name FROM {table} WHERE {table}.user_id = :user_id AND {table}.name >= {first}
@@ -48,17 +50,17 @@ SELECT CASE WHEN (SELECT user_info.files FROM user_info WHERE user_info.user_id 
     WHERE {table}.user_id = :user_id AND {table}.name >= {first} ORDER BY {table}.name LIMIT 1
   ) ELSE ({hop}) END""",
 }
-# Of each table the index of names.
+# The index of names of each table.
 _INDEXES = {"file": "uq_file_name", "folder": "PRIMARY", "held_file": "ix_held_file_name"}
-# Of each prefix a name that begins with it, or on SQLite the first name from it on.
+# For each prefix, a name that begins with the prefix. On SQLite: the first name from the prefix on.
 _FIRST = {
     "sqlite": """
 SELECT item.key AS number, ({hop}) AS name FROM json_each(:prefixes) AS item""",
     "mysql": """
 SELECT item.number - 1 AS number, ({hop}) AS name FROM JSON_TABLE(:prefixes, '$[*]' {range}) AS item""",
 }
-# Of names the files that have them; of prefixes a name of a file, and of an empty folder, as above; and of
-# folders those that are empty. One statement: every file that is made asks it.
+# Kind 0: the files with the given names. Kind 1: for each prefix, the name of a file and of an empty folder, as above. Kind
+# 2: the empty ones among the given folders. A single statement, because this runs for each new file.
 _NAMED = {
     "sqlite": """
 SELECT 0 AS kind, item.key AS number, file.name AS found, {columns}, {damaged} AS damaged
@@ -80,13 +82,13 @@ FROM JSON_TABLE(:above, '$[*]' {item}) AS item
 STRAIGHT_JOIN folder ON folder.user_id = :user_id AND folder.name = CAST(item.value AS BINARY)""",
 }
 _ITEM = "COLUMNS (number FOR ORDINALITY, value VARCHAR(1025) CHARACTER SET utf8mb4 PATH '$')"
-# A prefix, and in hexadecimal digits the first name that comes after all that begin with it.
+# A prefix, and the first name after all names with this prefix, in hexadecimal digits.
 _RANGE = """COLUMNS (
   number FOR ORDINALITY, value VARCHAR(1025) CHARACTER SET utf8mb4 PATH '$[0]',
   beyond VARCHAR(2052) CHARACTER SET utf8mb4 PATH '$[1]'
 )"""
 _INDEX = {"sqlite": "", "mysql": "FORCE INDEX (uq_file_name)"}
-# The place of the first slash after the prefix, and the first name that may come after an entry of the level.
+# The position of the first slash after the prefix, and the first name that may follow an entry of the level.
 _SLASH = "INSTR(SUBSTR(hop.name, :skip), X'2F')"
 _AFTER = {
     "sqlite": f"""
@@ -115,8 +117,8 @@ _COUNT_ALL = """
 SELECT SUBSTR(file.name, 1, :skip + INSTR(SUBSTR(file.name, :skip), X'2F') - 1) AS folder,
   COUNT(*) AS files, SUM(file.size) AS bytes
 FROM file {index} WHERE file.user_id = :user_id AND file.name >= :first AND file.name < :beyond GROUP BY folder"""
-# Of each folder the files up to the name at which it is cut. MySQL and MariaDB would look for that once for each file, if it
-# were not for the LIMIT.
+# Count the files of each folder up to the name `cut`. Without the LIMIT, MySQL and MariaDB would look for `cut` once per
+# file.
 _COUNT_SHARES = {
     "sqlite": """
 WITH item AS (
@@ -161,7 +163,7 @@ def _typed(statement: str, *columns: sa.ColumnElement[Any]) -> sa.TextualSelect:
 
 
 def _any_from(dialect: str, table: str, first: str) -> str:
-    """Return the query of a name that begins with a prefix, where there is any."""
+    """Return a subquery for any name that begins with a prefix."""
     within = _WITHIN[dialect].format(table=table)
     return _HOP[dialect].format(table=table, index=_INDEXES[table], first=first, within=within)
 
@@ -177,7 +179,7 @@ def _ranges(dialect: str, prefixes: Sequence[str]) -> str:
 
 @cache
 def _first(dialect: str, table: str) -> sa.TextualSelect:
-    """Prefixes by their places, each with a name that begins with it, where there is any."""
+    """Return the statement that finds, for each prefix by number, a name that begins with the prefix."""
     own = "CAST(item.value AS BLOB)" if dialect == "sqlite" else "CAST(item.value AS BINARY)"
     statement = _FIRST[dialect].format(hop=_any_from(dialect, table, own), range=_RANGE)
     return _typed(statement, sa.column("number", models.Integer64()), sa.column("name", _FILES.name.type))
@@ -185,7 +187,7 @@ def _first(dialect: str, table: str) -> sa.TextualSelect:
 
 @cache
 def _named(dialect: str) -> sa.TextualSelect:
-    """Return the statement for what has some names, lies below them, and for what is empty above them."""
+    """Return the statement for the files with the given names, for the names below, and for the empty folders above."""
     own = "CAST(item.value AS BLOB)" if dialect == "sqlite" else "CAST(item.value AS BINARY)"
     columns = [_FILES[name] for name in queries.FILE_COLUMNS]
     statement = _NAMED[dialect].format(
@@ -204,7 +206,8 @@ def _named(dialect: str) -> sa.TextualSelect:
 
 @cache
 def _level(dialect: str, table: str) -> sa.TextualSelect:
-    """Return the statement for the entries of a level: those that files make, each with its file; or empty folders."""
+    """Return the statement for the entries of a level. `table`: `file` for files and their folders, `folder` for empty
+    folders."""
     hops = _HOPS_OF.format(table=table, next=_hop(dialect, table, _AFTER[dialect]))
     found = [sa.column("number", sa.Integer()), sa.column("found", _FILES.name.type)]
     if table == "folder":
@@ -217,7 +220,7 @@ def _level(dialect: str, table: str) -> sa.TextualSelect:
 
 @cache
 def _has_more(dialect: str) -> sa.TextualSelect:
-    """Return the statement for a name that comes after so many others."""
+    """Return the statement that finds out if more than `most` files lie in a range."""
     return _typed(_HAS_MORE.format(index=_INDEX[dialect]), sa.column("name", _FILES.name.type))
 
 
@@ -226,20 +229,20 @@ _FIGURES = [sa.column(name, models.Integer64()) for name in ("files", "bytes")]
 
 @cache
 def _count_all(dialect: str) -> sa.TextualSelect:
-    """Folders by their names; and the files between them."""
+    """Return the statement that counts the files of all folders in a range."""
     return _typed(_COUNT_ALL.format(index=_INDEX[dialect]), sa.column("folder", _FILES.name.type), *_FIGURES)
 
 
 @cache
 def _count_shares(dialect: str) -> sa.TextualSelect:
-    """Folders by their numbers, each counted as far as told."""
+    """Return the statement that counts the files of each folder up to a limit."""
     number, at_least = sa.column("number", models.Integer64()), sa.column("at_least", sa.Boolean())
     return _typed(_COUNT_SHARES[dialect], number, *_FIGURES, at_least)
 
 
-# Whose rows make a folder, and are seen in a folder.
+# Tables whose rows make a folder and are visible in a folder.
 _SEEN = ("file", "folder")
-# The names under which files of a user may come: a user has few open uploads and waiting concatenations.
+# Names of open uploads and waiting concatenations of a user. A user has few of them.
 COMING = {
     table.name: sa.select(table.c.id, table.c.name).where(
         table.c.user_id == sa.bindparam("user_id"), table.c.session == "", table.c.open_flag == 1
@@ -251,11 +254,11 @@ COMING = {
 async def prefixes_in_use(
     connection: AsyncConnection, user_id: str, prefixes: Sequence[str], *, unseen: bool = False
 ) -> list[str]:
-    """Return the prefixes below which something exists. No other function answers this question.
+    """Return the prefixes that have names below them. No other function answers this question.
 
-    Finished files and rows of empty folders count: they make a folder, take names, and are shared. `unseen`: what makes no
-    folder counts, too, because a share would give it away later: held files, open uploads and waiting concatenations of the
-    user, and the folders of links. Uploads of visitors count by their links.
+    Finished files and rows of empty folders count: they make a folder, take names, and are shared. `unseen`: count also
+    names that make no folder, because a share would reveal them later: held files, open uploads and waiting concatenations
+    of the user, and the folders of links. The folder of a link stands for the uploads of its visitors.
     """
     in_use: set[str] = set()
     for table in (*_SEEN, "held_file") if unseen else _SEEN:
@@ -279,8 +282,8 @@ async def prefixes_in_use(
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Returned by `named`: the files that have names, those names that are folders, and the empty ones of some folders, with
-    a slash at the end of each."""
+    """Result of `named`: files with the given names, given names that are folders, and empty folders above. Folders end in a
+    slash."""
 
     files: list[File]
     folders: list[str]
@@ -288,7 +291,7 @@ class Named:
 
 
 async def named(connection: AsyncConnection, user_id: str, names: Sequence[str], above: Sequence[str]) -> Named:
-    """Find what has some names, or those of the folders above them, and what lies below the names."""
+    """Find the files and folders with the given names, and files or empty folders with the names in `above`."""
     prefixes, folders = [f"{name}/" for name in names], [f"{name}/" for name in above]
     asked = {"user_id": user_id, "users": json.dumps([user_id]), "names": json.dumps([*names, *above])}
     dialect = connection.dialect.name
@@ -309,7 +312,8 @@ async def named(connection: AsyncConnection, user_id: str, names: Sequence[str],
 async def page(
     connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: Place | None
 ) -> tuple[list[Folder | File], bool]:
-    """Return a page of one level after a place, by name, with what its folders hold; and whether there is more."""
+    """Return a page of one level by name, after the place `after`, with the files and bytes counted per folder. The second
+    value is true if more entries follow."""
     found = await _entries(connection, user_id, prefix, limit + 1, after, "file")
     found.update(await _entries(connection, user_id, prefix, limit + 1, after, "folder"))
     names = sorted(found, key=str.encode)[: limit + 1]
@@ -321,7 +325,8 @@ async def page(
 async def _entries(
     connection: AsyncConnection, user_id: str, prefix: str, limit: int, after: Place | None, table: str
 ) -> dict[str, File | None]:
-    """Return files, and folders as None, by name: those that files make, or empty ones."""
+    """Return the entries of a level by name: a file, or None for a folder. `table`: `file`, or `folder` for empty
+    folders."""
     statement = _level(connection.dialect.name, table)
     # The prefix itself is no entry of its level.
     first = prefix.encode() + b"\0" if table == "folder" else prefix.encode()
@@ -347,11 +352,11 @@ async def _entries(
 
 
 async def _counted(connection: AsyncConnection, user_id: str, prefix: str, names: Sequence[str]) -> dict[str, Folder]:
-    """Count what is in folders of one level, which come in their order."""
+    """Count the files in folders of one level. `names` are in order."""
     if not names:
         return {}
     dialect, beyond = connection.dialect.name, [_first_after(prefix, name) for name in names]
-    # Of one that is empty nothing is found.
+    # Empty folders have no row in the result.
     folders = {name: Folder(name, 0, 0) for name in names}
     asked: dict[str, Any] = {"user_id": user_id, "first": names[0].encode(), "beyond": beyond[-1]}
     if (await connection.execute(_has_more(dialect), {**asked, "most": COUNTED_FILES})).first() is None:
@@ -368,7 +373,7 @@ async def _counted(connection: AsyncConnection, user_id: str, prefix: str, names
 
 
 def _first_after(prefix: str, name: str) -> bytes:
-    """Return where the level goes on after a name, or after the folder that it is in."""
+    """Return the first name of the level after a name, or after the folder of this level that holds the name."""
     slash = name.find("/", len(prefix)) if name.startswith(prefix) else -1
     return name.encode() + b"\0" if slash < 0 else name[:slash].encode() + b"0"  # the byte after the slash
 

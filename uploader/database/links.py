@@ -1,6 +1,6 @@
-"""Reads links and their visitors: each function is one question, asked on a connection that the caller holds.
+"""Queries of links and their visitors, on the caller's connection.
 
-What a link to a file is called is what that is called now; where the file has gone, the link has ended.
+A link to a file has the file's present name. When the file is deleted, the link has ended.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ from uploader.errors import LinkGone
 
 LINKS, SESSIONS = models.link.c, models.link_session.c
 _FILES, _UPLOADS = models.file.c, models.upload.c
-# Of what came by a link and is there, and of what a link has open.
+# Figures of a link: existing files, and open uploads in full size.
 FIGURES = ("files", "bytes", "reserved_files", "reserved_bytes")
 COLUMNS = [field.name for field in fields(Link) if field.name != "ended"]
 _LINK_COLUMNS = [*(LINKS[name] for name in COLUMNS), LINKS.end_reason]
@@ -43,7 +43,7 @@ def link_of(**row: Any) -> Link:
 
 
 def _visit_of(**row: Any) -> tuple[str, Visit]:
-    """Return the SHA-256 of its token, too."""
+    """Return the SHA-256 of the session's token and the visit."""
     session = {name: row.pop(f"session_{name}") for name in ("id", "token_sha256", "used", "created_at", "expires_at")}
     times = {name: session[name] for name in ("created_at", "expires_at")}
     visit = Visit(session_id=session["id"], link=link_of(**row), is_used=session["used"], **times)
@@ -51,7 +51,7 @@ def _visit_of(**row: Any) -> tuple[str, Visit]:
 
 
 def gone(end: LinkEnd | None) -> LinkGone:
-    """`end`: None where there is no row of the link, or of its visitor, any more."""
+    """`end`: None if the row of the link or of the visitor is gone."""
     return LinkGone(reason=(end or LinkEnd.REVOKED).value)
 
 
@@ -64,18 +64,18 @@ async def by_id(connection: AsyncConnection, link_id: str) -> Link | None:
 
 
 async def locked(connection: AsyncConnection, link_id: str) -> Link | None:
-    """Return one to a folder, or one to a file by the name that this had at first, and keep its row."""
+    """Lock a link and return it. A link to a file has the name that the file had when the link was made."""
     return await queries.first_of(connection, link_of, _LOCKED_LINK, link_id=link_id)
 
 
 async def of_user(connection: AsyncConnection, user_id: str) -> list[Link]:
-    """Return those that their owner has not revoked, and of which the target is there: the newest first."""
+    """Return the links of a user that have not ended early and whose target exists, newest first."""
     query = _LINK.where(LINKS.user_id == user_id, LINKS.end_reason.is_(None)).order_by(LINKS.id.desc())
     return [link for link in await queries.all_of(connection, link_of, query) if link.ended is None]
 
 
 async def count_of_user(connection: AsyncConnection, user_id: str, now: datetime) -> int:
-    """Count the links of a user that somebody may still come by."""
+    """Count the links of a user that have neither ended nor expired."""
     return await queries.count(connection, LINKS.user_id == user_id, LINKS.end_reason.is_(None), LINKS.expires_at > now)
 
 
@@ -84,7 +84,7 @@ async def visit_by_token(connection: AsyncConnection, token_sha256: str) -> tupl
 
 
 async def visits(connection: AsyncConnection, session_ids: Collection[str]) -> dict[str, Visit]:
-    """Return visitors by their ids, as far as they are known."""
+    """Return the known visits by session id."""
     found = await queries.all_of(connection, _visit_of, _VISIT.where(SESSIONS.id.in_(session_ids)))
     return {visit.session_id: visit for _, visit in found}
 
@@ -103,13 +103,13 @@ _FOLDER_LINKS_BELOW = (
 
 
 async def below(connection: AsyncConnection, user_id: str, prefix: str) -> list[tuple[str, str]]:
-    """Return the ids and the folders of links to folders below a prefix, which is not empty, by their ids."""
+    """Return ids and folders of the links to folders below a prefix, in the order of ids. The prefix is not empty."""
     asked = {"user_id": user_id, "prefix": prefix, "beyond": beyond(prefix.encode())}
     return [tuple(row) for row in await connection.execute(_FOLDER_LINKS_BELOW, asked)]
 
 
 def of_link(table: sa.Table, user_id: str, link_id: str) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions that rows came by a link: its id begins the word of each session."""
+    """Return the conditions for rows that came by a link. `session` begins with the id of the link."""
     column = table.c.session
     return [table.c.user_id == user_id, column >= link_id, column < f"{link_id}g"]
 
@@ -121,7 +121,7 @@ async def open_uploads(connection: AsyncConnection, link: Link, limit: int) -> S
 
 
 async def ended_with_uploads(connection: AsyncConnection, now: datetime | None, limit: int) -> list[Link]:
-    """Return links that have ended, and still hold room for open uploads; without `now` none that has only expired."""
+    """Return ended links with reserved room for open uploads. Without `now`, links that only expired are left out."""
     has_ended: sa.ColumnElement[bool] = LINKS.ended_at.is_not(None)
     if now is not None:
         has_ended = sa.or_(has_ended, LINKS.expires_at <= now)
@@ -130,8 +130,8 @@ async def ended_with_uploads(connection: AsyncConnection, now: datetime | None, 
 
 
 async def may_have_sent(connection: AsyncConnection, caller: Caller, name: str, size: int, md5: str | None) -> bool:
-    """Tell whether a visitor may have sent a file of this size under a name before, or has it open: then it needs no room.
-    Without its MD5, by the names that it may have now."""
+    """Return whether a visitor may have sent or opened this file before. Then the file needs no room. Without an MD5,
+    compare the size, the requested name and the names that the file may have now."""
     if md5 is not None:
         sent = await queries.newest_file(connection, caller, md5, size=size, name=name)
         sent = sent or await queries.newest_held(connection, caller, md5=md5, size=size, name=name)
@@ -153,7 +153,7 @@ async def may_have_sent(connection: AsyncConnection, caller: Caller, name: str, 
 
 
 async def file_of_visitor(connection: AsyncConnection, caller: Caller, sha256: str, asked_name: str) -> str | None:
-    """Return the id of the file that a visitor has sent under a name, of this content."""
+    """Return the id of the visitor's file with this content and requested name."""
     query = sa.select(_FILES.id).where(
         _FILES.user_id == caller.user_id,
         _FILES.sha256 == sha256,

@@ -1,11 +1,10 @@
 """The tables, as the migrations make them (a test compares the two).
 
-Ids, hashes and names compare byte by byte: VARBINARY, because collations fold case and pad spaces, and long utf8mb4 keys
-fit MariaDB but not MySQL. Times are UTC, from the application's clock.
+Ids, hashes and names compare byte by byte: VARBINARY, because collations fold case and pad spaces, and long utf8mb4 keys fit
+MariaDB but not MySQL. Times are UTC, from the application's clock.
 
-SQLite keeps no checksums, so a byte of a row may flip on the disk, and its value be one that was never stored. Such a value
-is read as one that matches nothing (U+FFFD, the epoch, 0): what is wrong with one row is no error of a query over many.
-`recount.py` names it.
+SQLite keeps no checksums: a flipped byte on the disk changes the value of a column. An unreadable value becomes U+FFFD, the
+epoch or 0. So a query over many rows works in spite of a damaged row. `recount.py` reports damaged rows.
 """
 
 from collections.abc import Callable
@@ -67,12 +66,12 @@ class Bytewise(TypeDecorator[str]):
         return value.decode(errors="replace")
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], str | None]:
-        """Process as `process_result_value` alone: what the bytes would go through before leaves them as they are."""
+        """Skip the processor of the base type, which returns the bytes unchanged."""
         return partial(self.process_result_value, dialect=dialect)
 
 
 class PathWord(Bytewise):
-    """A word that paths are made of, so without the NUL that a damaged row may have."""
+    """A word used in paths. A NUL from a damaged row is replaced."""
 
     cache_ok = True
 
@@ -136,7 +135,7 @@ class UtcDay(TypeDecorator[date]):
 
 
 class Integer64(TypeDecorator[int]):
-    """A whole number, and a sum of such."""
+    """A whole number, or a sum of whole numbers."""
 
     impl = BigInteger
     cache_ok = True
@@ -151,7 +150,7 @@ class Integer64(TypeDecorator[int]):
 
 
 class NoBytes(FunctionElement[str]):
-    """The default of a text that is empty: a string of SQLite equals no bytes."""
+    """The default of an empty text. In SQLite, a string never equals a blob."""
 
     inherit_cache = True
 
@@ -162,7 +161,7 @@ def _no_bytes(_element: NoBytes, compiler: SQLCompiler, **_options: Any) -> str:
 
 
 def _session() -> Column[str]:
-    """The visitor of a link who sent it; empty of the user's own."""
+    """The visitor of a link who sent the row's file or upload; empty for the user's own."""
     return Column("session", Bytewise(64), nullable=False, server_default=NoBytes())
 
 
@@ -188,9 +187,9 @@ user_info = _table(
     _figure("use_space_finished"),
     _figure("use_space_unfinished"),
     _figure("reserved"),
-    # Of files, open uploads, empty folders and files in the trash, how many.
+    # The number of files, open uploads, empty folders and deleted files.
     _figure("files"),
-    # Whether the user is an administrator; NULL: nobody has said so far.
+    # NULL: nobody has decided yet if the user is an administrator.
     Column("admin", Boolean),
     Index("ix_user_info_admin", "admin"),
 )
@@ -215,7 +214,7 @@ upload = _table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     Column("closed_at", UtcDateTime),
-    # 1 while open, NULL after: NULLs repeat freely in a unique key, so a caller has one open upload of an MD5.
+    # 1 while open, then NULL. A unique key allows many NULLs, so a caller has at most one open upload per MD5.
     Column("open_flag", SmallInteger),
     Column("if_exists", Bytewise(16)),
     Column("modified_at", UtcDateTime),
@@ -226,22 +225,22 @@ upload = _table(
     _session(),
     Index("uq_upload_open_md5", "user_id", "session", "md5", "open_flag", unique=True),
     Index("uq_upload_key", "user_id", "session", "idempotency_key", unique=True),
-    # For the open ones of a caller, and for the closed ones by their ends.
+    # For the open uploads of a caller, and for the closed ones by `closed_at`.
     Index("ix_upload_caller", "user_id", "session", "open_flag", "closed_at"),
     Index("ix_upload_open_updated", "open_flag", "updated_at"),
     Index("ix_upload_closed", "closed_at"),
 )
 
-# How a whole is made of parts: its id is the upload's that it becomes, once all of them are complete.
+# The order of a whole. When all parts are complete, the whole becomes an upload with the same id.
 concatenation = _table(
     "concatenation",
     Column("id", Bytewise(32), primary_key=True),
     Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
     Column("name", Bytewise(MAX_NAME_BYTES), nullable=False),
     Column("metadata", Bytewise(4096)),
-    # As it was ordered in the protocol of its client.
+    # The text of the order in the client's protocol.
     Column("ordered", Bytewise(16384), nullable=False),
-    # Of the ids of its parts, in their order: who lost the answer gets the same whole.
+    # Hash of the part ids in order. A client that lost the answer and asks again gets the same whole.
     Column("parts_sha256", Bytewise(64), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     # 1 until its upload is closed, NULL after.
@@ -265,16 +264,16 @@ blob = _table(
     Column("md5", Bytewise(32)),
     _figure("size"),
     _figure("refs"),
-    # Since when these very bytes are there: whatever takes their place renews it.
+    # When these bytes were placed. Placing bytes again renews the time.
     Column("created_at", UtcDateTime, nullable=False),
-    # Where a store that is no local disk keeps them.
+    # The key of the object, in a store with locations.
     Column("location", PathWord(255)),
     Column("damaged", Boolean, nullable=False, server_default=text("0")),
-    # When they were last read back from the disk, or that failed; NULL: not since they were placed.
+    # When the bytes were last read back, with or without success; NULL: never since they were placed.
     Column("scrubbed_at", UtcDateTime),
-    # When that is tried again; NULL: they could be read.
+    # When to read unreadable bytes again; NULL: no failed reading.
     Column("reread_at", UtcDateTime),
-    # The gates that have let these bytes pass, by their names, with spaces between.
+    # Names of the gates that have passed these bytes, separated by spaces.
     Column("passed", Bytewise(1024)),
     Index("ix_blob_damaged", "damaged"),
     Index("ix_blob_scrubbed", "scrubbed_at", "created_at"),
@@ -295,10 +294,10 @@ def _file_columns() -> list[Column[Any]]:
         _figure("size"),
         Column("instant", Boolean, nullable=False),
         Column("created_at", UtcDateTime, nullable=False),
-        # Of the person's own file, as its client told.
+        # The time of the user's local file, as the client reported it.
         Column("modified_at", UtcDateTime),
         _session(),
-        # By that visitor, below the folder of the link.
+        # The name that the visitor asked for, below the folder of the link.
         Column("asked_name", Bytewise(MAX_NAME_BYTES)),
     ]
 
@@ -310,52 +309,53 @@ file = _table(
     Index("uq_file_name", "user_id", "name", unique=True),
     UniqueConstraint("user_id", "sha256", "name", name="uq_file_content_name"),
     Index("ix_file_md5", "md5"),
-    # For a recount of refs, which would walk over all files for each.
+    # For a recount of refs, which would otherwise scan all files for each blob.
     Index("ix_file_sha256", "sha256"),
     Index("ix_file_user", "user_id", "id"),
 )
 
-# A file that nobody sees before its gates let it pass: then it gets a name, if possible the one that it has here, and is one
-# of `file`. It holds a ref, and counts as a file does.
+# A held file: invisible until all gates pass it. Then it moves to `file` and gets a name, if possible the one in this row. A
+# held file counts as a ref and as a file of its user.
 held_file = _table(
     "held_file",
     *_file_columns(),
     Column("if_exists", Bytewise(16), nullable=False),
-    # Whose deliveries are the tasks of the gates.
+    # The deliveries of this event are the tasks of the gates.
     Column("event_id", Bytewise(32), nullable=False),
     Index("ix_held_file_user", "user_id", "id"),
     Index("ix_held_file_name", "user_id", "name"),
-    # For those of a caller, and of all visitors of a link.
+    # For the held files of a caller, and of all visitors of a link.
     Index("ix_held_file_session", "user_id", "session", "md5", "id"),
     Index("ix_held_file_sha256", "sha256"),
     Index("uq_held_file_event", "event_id", unique=True),
 )
 
-# A file that was deleted or replaced, until its owner's trash is emptied of it. It holds no ref: where its content has no
-# other file, the trash of the store has the bytes.
+# A deleted or replaced file in its owner's trash. It counts no ref: if no other file has the content, the bytes are in the
+# trash of the store.
 trashed_file = _table(
     "trashed_file",
     *_file_columns(),
     Column("deleted_at", UtcDateTime, nullable=False),
     Column("reason", Bytewise(16), nullable=False),
-    # Not where it was held when it went; and why a gate refused it.
+    # `passed`: false if a gate still held the file when it was deleted. `detail`: why a gate refused the file.
     Column("passed", Boolean, nullable=False, server_default=text("1")),
     Column("detail", Bytewise(1024)),
     Index("ix_trashed_file_user", "user_id", "deleted_at", "id"),
     Index("ix_trashed_file_name", "user_id", "name", "deleted_at"),
-    # For what a gate refused of a visitor.
+    # For the files of a visitor that a gate refused.
     Index("ix_trashed_file_session", "user_id", "session", "md5"),
     Index("ix_trashed_file_deleted", "deleted_at"),
     Index("ix_trashed_file_sha256", "sha256", "deleted_at"),
 )
 
-# An empty folder, with a slash at the end of its name; one in which something lies has no row.
+# An empty folder; its name ends in a slash. A folder that holds files or folders has no row.
 folder = _table(
     "folder",
     Column("user_id", Bytewise(MAX_USER_ID_BYTES), primary_key=True),
     Column("name", Bytewise(MAX_NAME_BYTES + 1), primary_key=True),
     Column("created_at", UtcDateTime, nullable=False),
-    # By its user; one that was left when its last file went gives way where the user may have no more files.
+    # True: the user made the folder. False: the folder remained after its last file, and is removed when the user reaches
+    # the limit of files.
     Column("made", Boolean, nullable=False),
     Index("ix_folder_made", "user_id", "made", "created_at"),
 )
@@ -365,39 +365,39 @@ bulk_operation = _table(
     "bulk_operation",
     Column("id", Bytewise(32), primary_key=True),
     Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
-    # Of the call: what it asks for, as JSON, with 5,000 ids and 100 prefixes; and its SHA-256.
+    # The request as JSON, with up to 5,000 ids and 100 prefixes; and the SHA-256 of the request.
     Column("work", LargeBinary().with_variant(MEDIUMBLOB(), "mysql", "mariadb"), nullable=False),
     Column("digest", Bytewise(64), nullable=False),
-    # How far it has come.
+    # The progress.
     *(_figure(name) for name in ("part", "place", "files")),
     Column("created_at", UtcDateTime, nullable=False),
     Index("uq_bulk_operation_call", "user_id", "digest", unique=True),
 )
 
-# By which strangers get a user's files, or give some.
+# A link: strangers download a user's files or send files to the user.
 link = _table(
     "link",
     Column("id", Bytewise(32), primary_key=True),
     Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
-    # What its URL ends in: encrypted, or empty where it is derived from the id; and its hash, by which it is found.
+    # The end of the URL: encrypted, or empty if derived from the id. Links are looked up by the hash.
     Column("slug", Bytewise(64), nullable=False),
     Column("slug_sha256", Bytewise(64), nullable=False),
     Column("kind", Bytewise(8), nullable=False),
-    # A folder, with a slash at its end; or the name that a file had when it was made, which has the other ones by its id.
+    # A folder with a slash at the end, or the name of the file when the link was made. `file_id` leads to the present name.
     Column("name", Bytewise(MAX_NAME_BYTES + 1), nullable=False),
     Column("file_id", Bytewise(32)),
     Column("label", Bytewise(1024), nullable=False),
-    # A hash of it, with its salt.
+    # Hash with salt.
     Column("password", Bytewise(255)),
     *(_limit(name) for name in ("max_downloads", "max_files", "max_bytes")),
-    # What came by it; and of those of its uploads that are open, in full.
+    # Figures of downloads, existing files, and open uploads in full size.
     *(_figure(name) for name in ("downloads", "files", "bytes", "reserved_files", "reserved_bytes")),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
-    # Before its time, and why.
+    # Set when the link ended before `expires_at`.
     Column("ended_at", UtcDateTime),
     Column("end_reason", Bytewise(16)),
-    # In the minute that began then.
+    # Wrong passwords in the minute that began at `wrong_since`.
     _figure("wrong_passwords"),
     Column("wrong_since", UtcDateTime),
     Index("uq_link_slug", "slug_sha256", unique=True),
@@ -415,7 +415,7 @@ link_session = _table(
     Column("id", Bytewise(32), primary_key=True),
     Column("link_id", Bytewise(32), nullable=False),
     Column("token_sha256", Bytewise(64), nullable=False),
-    # It has sent something, or its first download has counted.
+    # True if the visitor has begun to send a file, or the first download was counted.
     Column("used", Boolean, nullable=False, server_default=text("0")),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
@@ -431,9 +431,9 @@ token = _table(
     Column("admin", Boolean, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("revoked_at", UtcDateTime),
-    # All that it is good for, as words; NULL: for whatever its user may do.
+    # Scopes, separated by spaces; NULL: no restriction.
     Column("scope", Bytewise(255)),
-    # NULL if it was made before this was kept.
+    # Who made the token; NULL for tokens older than this column.
     Column("made_by", Bytewise(280)),
     Index("ix_token_user", "user_id"),
 )
@@ -447,36 +447,36 @@ usage_daily = _table(
     _figure("free_disk_bytes"),
 )
 
-# What others are to be told. The ids grow with time.
+# Events to be told to sinks. The ids grow with time.
 outbox = _table(
     "outbox",
     Column("id", Bytewise(32), primary_key=True),
     Column("type", Bytewise(32), nullable=False),
-    # The id of the upload or file that it is about.
+    # The id of the upload or file.
     Column("subject", Bytewise(32), nullable=False),
     Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
-    # JSON, as it is told.
+    # JSON, as sent to sinks.
     Column("data", LargeBinary, nullable=False),
 )
 
-# Who is to be told of each, and whether they were; or the task of a queue, whose name stands for the sink's.
+# The delivery of an event to a sink; or a task of a queue, with the name of the queue in `sink`.
 delivery = _table(
     "delivery",
     Column("outbox_id", Bytewise(32), primary_key=True),
     Column("sink", Bytewise(64), primary_key=True),
-    # How many have failed; of a task, how often it was claimed.
+    # The number of failed attempts; for a task, the number of claims.
     Column("attempt", Integer64, nullable=False, server_default=text("0")),
-    # When the next one is to be; of one under way, when it is given up; of one that has ended, when that was.
+    # The time of the next attempt; during an attempt, its deadline; after the end, the time of the end.
     Column("due_at", UtcDateTime, nullable=False),
     Column("state", Bytewise(16), nullable=False),
     Column("last_error", Bytewise(1024)),
-    # Of a task: the last claim, whose it was and whether it holds the task; and how many there were, ever.
+    # For a task: the last claim, its worker, if this claim still holds the task, and the number of all claims.
     Column("lease", Bytewise(32)),
     Column("worker", Bytewise(MAX_USER_ID_BYTES)),
     Column("held", Boolean, nullable=False, server_default=text("0")),
     Column("fence", Integer64, nullable=False, server_default=text("0")),
-    # Of a gate's, as long as a file waits for it: what becomes of that where the task is dead.
+    # For the task of a gate, while a file waits: what happens to the file if the task is dead.
     Column("on_failure", Bytewise(8)),
     Index("ix_delivery_due", "state", "sink", "due_at"),
 )
@@ -487,36 +487,36 @@ audit_log = _table(
     Column("id", Bytewise(32), primary_key=True),
     Column("created_at", UtcDateTime, nullable=False),
     Column("action", Bytewise(32), nullable=False),
-    # How somebody came to act, and who: a user, one of the operating system, or a job.
+    # The way in, and the actor: a user, a user of the operating system, or a job.
     Column("via", Bytewise(16), nullable=False),
     Column("actor", Bytewise(MAX_USER_ID_BYTES)),
     Column("token_id", Bytewise(16)),
     Column("address", Bytewise(64)),
-    # Whose the subject is.
+    # The owner of the subject.
     Column("user_id", Bytewise(MAX_USER_ID_BYTES)),
     Column("subject", Bytewise(255), nullable=False),
     # JSON.
     Column("details", LargeBinary, nullable=False),
-    # Who made the token, as `token` has it.
+    # Copy of `token.made_by`.
     Column("token_made_by", Bytewise(280)),
     Index("ix_trail_created", "created_at", "id"),
 )
 
-# What a store on S3 has of an open upload. A writer of its chunks has its row locked.
+# S3 ledger: an open upload in a bucket. A writer of chunks locks the row.
 multipart = _table(
     "multipart",
     Column("upload_id", Bytewise(32), primary_key=True),
-    # As S3 calls its multipart upload; NULL if it is a single object.
+    # The id of the multipart upload in S3; NULL if the upload is a single object.
     Column("multipart_id", Bytewise(1024)),
     # Grows with each freeze and each withdrawal.
     Column("fence", Integer64, nullable=False, server_default=text("0")),
     Column("frozen", Boolean, nullable=False, server_default=text("0")),
-    # Who appends.
+    # The present appender.
     Column("appender", Bytewise(32)),
     Column("tail_key", Bytewise(255)),
     Column("tail_number", Integer64),
     Column("tail_length", Integer64),
-    # How far its digests have come, from what they go on, and what they are.
+    # Digest progress in bytes, the state to continue from, and the digests.
     Column("digest_position", Integer64),
     Column("digest_state", Octets),
     Column("digest_md5", Bytewise(32)),
@@ -537,7 +537,7 @@ piece = _table(
     Index("ix_piece_key", "object_key"),
 )
 
-# A chunk that S3 has. What has no row was never received.
+# A chunk in S3. A chunk without a row does not count as received.
 chunk = _table(
     "chunk",
     Column("upload_id", Bytewise(32), primary_key=True),
@@ -549,7 +549,7 @@ chunk = _table(
     Index("ix_chunk_key", "object_key"),
 )
 
-# The trash of a store that has locations: objects in which no content lies any more.
+# The trash of a store with locations: objects that are no content any more.
 put_away = _table(
     "put_away",
     Column("object_key", Bytewise(255), primary_key=True),

@@ -1,7 +1,6 @@
-"""Reads: each function is one question, asked on a connection that the caller holds. `lock` keeps the rows that it finds
-until the transaction ends.
+"""Queries, on the caller's connection. `lock`: lock the found rows until the transaction ends.
 
-Those that every file asks are put together once: to build a statement costs several times what it costs to run it.
+Statements that run for every file are built once: building a statement takes several times longer than running it.
 """
 
 import json
@@ -26,7 +25,7 @@ Columns = ReadOnlyColumnCollection[str, sa.Column[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """One row of `token`; the token itself is nowhere."""
+    """One row of `token`. The token itself is not stored."""
 
     token_sha256: str
     user_id: str
@@ -43,7 +42,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """A token, and what the row of its user says: whether there is one, and whether the user is an administrator."""
+    """A token with facts about its user. `has_user`: the user has a row. `admin`: the user is an administrator."""
 
     token: Token
     has_user: bool
@@ -51,7 +50,7 @@ class ShownToken:
 
 
 def _are_given(table: Columns, *columns: str) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions that columns are the values of the same names that come with a run."""
+    """Return conditions that compare columns with parameters of the same names."""
     return [table[column] == sa.bindparam(column) for column in columns]
 
 
@@ -67,7 +66,7 @@ _UPLOADS, _FILES, _BLOBS = models.upload.c, models.file.c, models.blob.c
 _FOLDERS = models.folder.c
 _USERS, _TOKENS = models.user_info.c, models.token.c
 _PLANS, _PARTS = models.concatenation.c, models.concatenation_part.c
-# Of the store's word for where an upload lies the column has the name that it had when there was one store.
+# The column of `Upload.place`, named when the local store was the only store.
 PLACE_COLUMN = "temp_path"
 UPLOAD_COLUMNS = [
     _UPLOADS[PLACE_COLUMN if field.name == "place" else field.name].label(field.name) for field in fields(Upload)
@@ -89,7 +88,7 @@ HELD_FILE = sa.select(
     sa.true().label("held"),
 ).outerjoin_from(models.held_file, models.blob, _HELD.sha256 == _BLOBS.sha256)
 _TRASHED = models.trashed_file.c
-# What a gate refused of a visitor, who takes it for complete as all that it holds.
+# Files of visitors that a gate refused. A visitor sees them as complete, like held files.
 _REFUSED = sa.select(
     *(_TRASHED[name] for name in FILE_COLUMNS), sa.false().label("damaged"), sa.true().label("held")
 ).where(_TRASHED.reason == TrashReason.REFUSED.value)
@@ -107,12 +106,13 @@ _NEWEST_CLOSED_UPLOAD = (
 
 
 def _along(index: str, table: sa.Table = models.upload) -> tuple[sa.Table, str, str]:
-    """MySQL and MariaDB would rather walk over all that users have closed; MySQL at times sorts all files for a page."""
+    """Return a hint to use an index. Without it, MySQL and MariaDB scan all closed uploads, and MySQL sometimes sorts all
+    files for one page."""
     return table, f"FORCE INDEX ({index})", "mysql"
 
 
 _CLOSED_OF_CALLER = (*_are_given(_UPLOADS, "user_id", "session"), _UPLOADS.open_flag.is_(None))
-# Of those that are remembered, the oldest; NULL where they are fewer.
+# The end of the oldest of the `newest` closed uploads; NULL if there are fewer.
 _OLDEST_OF_NEWEST = (
     sa.select(_UPLOADS.closed_at)
     .with_hint(*_along("ix_upload_caller"))
@@ -178,7 +178,8 @@ async def upload_by_id(connection: AsyncConnection, upload_id: str, *, lock: boo
 
 
 async def is_inserted(connection: AsyncConnection, upload_id: str) -> bool:
-    """Return whether an upload has a row; an error that is retried while a transaction that inserts one has not ended."""
+    """Return whether an upload has a row. While another transaction inserts the row, this raises an error that
+    `Database.transact` retries."""
     query = sa.select(_UPLOADS.id).where(_UPLOADS.id == upload_id).with_for_update(nowait=True)
     return (await connection.execute(query)).first() is not None
 
@@ -196,7 +197,7 @@ async def closed_uploads(connection: AsyncConnection, closed_before: datetime, l
 async def uploads_closed_between(
     connection: AsyncConnection, after: datetime, until: datetime, limit: int
 ) -> list[Upload]:
-    """The earliest after a moment first."""
+    """Return uploads in the order of their ends."""
     query = _UPLOAD.with_hint(*_along("ix_upload_closed"))
     query = query.where(_UPLOADS.closed_at > after, _UPLOADS.closed_at <= until)
     return await all_of(connection, upload_of, query.order_by(_UPLOADS.closed_at).limit(limit))
@@ -205,7 +206,7 @@ async def uploads_closed_between(
 async def ends_of_uploads(
     connection: AsyncConnection, after: datetime, until: datetime, limit: int
 ) -> list[tuple[datetime, Caller]]:
-    """Return when uploads were closed, and whose they were: the earliest after a moment first."""
+    """Return the times when uploads were closed, with their callers, earliest first."""
     query = sa.select(_UPLOADS.closed_at, _UPLOADS.user_id, _UPLOADS.session).with_hint(*_along("ix_upload_closed"))
     query = query.where(_UPLOADS.closed_at > after, _UPLOADS.closed_at <= until)
     query = query.order_by(_UPLOADS.closed_at).limit(limit)
@@ -215,7 +216,7 @@ async def ends_of_uploads(
 async def closed_before_newest(
     connection: AsyncConnection, callers: Sequence[Caller], newest: int, limit: int
 ) -> list[Upload]:
-    """Closed uploads of callers that are older than so many others of theirs; in all at most `limit`."""
+    """Return closed uploads beyond the `newest` ones of each caller, at most `limit` in all."""
     found: list[Upload] = []
     for caller in callers:
         if len(found) < limit:
@@ -245,7 +246,7 @@ async def open_uploads(connection: AsyncConnection, caller: Caller) -> list[Uplo
 
 
 async def open_uploads_of_user(connection: AsyncConnection, user_id: str) -> list[Upload]:
-    """Newest first, with those of visitors."""
+    """Return the open uploads of a user and of the visitors of their links, newest first."""
     query = _UPLOAD.where(_UPLOADS.user_id == user_id, _UPLOADS.open_flag == 1).order_by(_UPLOADS.id.desc())
     return await all_of(connection, upload_of, query)
 
@@ -259,7 +260,7 @@ async def count_all_open_uploads(connection: AsyncConnection) -> int:
 
 
 async def open_md5s(connection: AsyncConnection, caller: Caller, md5s: list[str]) -> dict[str, Upload]:
-    """Return the open uploads of a caller by those of `md5s` that they have."""
+    """Return the open uploads of a caller with these MD5s, by MD5."""
     query = _UPLOAD.where(*_OPEN_UPLOADS_OF_CALLER, _UPLOADS.md5.in_(md5s))
     uploads = await all_of(connection, upload_of, query, **_key(caller))
     return {upload.md5: upload for upload in uploads if upload.md5 is not None}
@@ -268,7 +269,8 @@ async def open_md5s(connection: AsyncConnection, caller: Caller, md5s: list[str]
 async def all_open_uploads(
     connection: AsyncConnection, after: str, limit: int, updated_before: datetime | None = None
 ) -> list[Upload]:
-    """Open uploads of everybody, by id, after the id `after`; idle since `updated_before`, if it is given."""
+    """Return open uploads of all users in the order of ids, after the id `after`. `updated_before`: only uploads idle since
+    then."""
     query = _UPLOAD.where(_UPLOADS.open_flag == 1)
     if updated_before is not None:
         query = query.where(_UPLOADS.updated_at < updated_before)
@@ -276,8 +278,8 @@ async def all_open_uploads(
 
 
 async def promised_bytes(connection: AsyncConnection) -> int:
-    """Add up the bytes that open uploads may still write, by the counters of the users: the uploads are far more, and a
-    counter of all would be a row that everybody waits for."""
+    """Return the bytes that open uploads may still write. Sum over users, because uploads are far more, and all writers
+    would wait for the row of a global counter."""
     query = sa.select(sa.func.coalesce(sa.func.sum(_USERS.reserved - _USERS.use_space_unfinished), 0))
     return int((await connection.execute(query)).scalar_one())
 
@@ -298,9 +300,9 @@ async def newest_file(
     name: str | None = None,
     sound: bool = False,
 ) -> File | None:
-    """Return the newest file of a caller with these facts. `sound`: not of content that is damaged, or could not be read."""
+    """Return the newest file of a caller with these facts. `sound`: skip damaged and unreadable contents."""
     asked = {"user_id": caller.user_id, "md5": md5, "size": size, "sha256": sha256}
-    # What visitors sent is their owner's, too.
+    # The owner's files include files that visitors sent.
     asked |= {"session": caller.session, "asked_name": name} if caller.session else {"name": name}
     given = {fact: value for fact, value in asked.items() if value is not None}
     return await first_of(connection, File, _newest_file(sound, *given), **given)
@@ -315,13 +317,14 @@ async def held_by_id(connection: AsyncConnection, user_id: str, file_id: str) ->
 
 
 async def file_or_held(connection: AsyncConnection, user_id: str, file_id: str) -> File | None:
-    """Return a file, also one that a gate has not let pass so far."""
+    """Return a finished or a held file."""
     found = await file_by_id(connection, user_id, file_id)
     return found or await held_by_id(connection, user_id, file_id)
 
 
 async def file_of_upload(connection: AsyncConnection, upload: Upload) -> File | None:
-    """Return the file that an upload has become, as its caller knows of it: a visitor is not told what a gate says."""
+    """Return the file of a finished upload. For a visitor, include refused files: a visitor does not learn the verdict of a
+    gate."""
     found = await file_or_held(connection, upload.user_id, upload.file_id or "")
     if found is None and upload.session:
         refused = {"id": upload.file_id or "", **_key(upload.caller)}
@@ -348,8 +351,8 @@ async def newest_held(
     sha256: str | None = None,
     name: str | None = None,
 ) -> File | None:
-    """Return the newest of a caller's files with these facts that a gate has not let pass so far, or of a visitor's that one
-    refused. `name`: as the caller asked for it."""
+    """Return the newest held file of a caller with these facts. For a visitor, include refused files. `name`: the name that
+    the caller asked for."""
     asked = {**_key(caller), "md5": md5, "size": size, "sha256": sha256}
     asked |= {"asked_name" if caller.session else "name": name}
     given = {fact: value for fact, value in asked.items() if value is not None}
@@ -360,7 +363,8 @@ async def newest_held(
 
 
 async def newest_sent(connection: AsyncConnection, caller: Caller, md5: str) -> tuple[File, bool] | None:
-    """Return the newest file of a caller with an MD5, also one that a gate holds or refused, and whether it is refused."""
+    """Return the newest finished, held or refused file of a caller with an MD5. The second value is true if a gate refused
+    the file."""
     given = {**_key(caller), "md5": md5}
     file = await newest_file(connection, caller, md5)
     held = await first_of(connection, File, _newest_held(*given), **given)
@@ -370,7 +374,7 @@ async def newest_sent(connection: AsyncConnection, caller: Caller, md5: str) -> 
 
 
 async def held_md5s(connection: AsyncConnection, caller: Caller, md5s: list[str]) -> set[str]:
-    """Return those of `md5s` whose newest file of a caller a gate holds, or has refused a visitor."""
+    """Return the MD5s whose newest file of the caller is held. For a visitor, include refused files."""
     found = set[str]()
     for table, conditions in ((_HELD, ()), (_TRASHED, (_TRASHED.reason == TrashReason.REFUSED.value,))):
         if table is _HELD or caller.session:
@@ -391,7 +395,7 @@ async def held_files(
     prefix: str | None = None,
     part: str | None = None,
 ) -> list[File]:
-    """Return a user's files that a gate has not let pass so far, newest first, after an id."""
+    """Return a user's held files, newest first, after the id `after`."""
     query = HELD_FILE.where(*below(user_id, prefix or "", models.held_file))
     if after is not None:
         query = query.where(_HELD.id < after)
@@ -418,20 +422,20 @@ async def files_of_names(connection: AsyncConnection, user_id: str, names: list[
 async def files_of_content_below(
     connection: AsyncConnection, user_id: str, sha256: str, prefix: str, limit: int = 100
 ) -> list[File]:
-    """Return files of one content whose names start with a prefix, which is not empty."""
+    """Return files of one content below a prefix. The prefix is not empty."""
     query = FILE.where(*below(user_id, prefix), _FILES.sha256 == sha256).order_by(_FILES.name).limit(limit)
     return await all_of(connection, File, query)
 
 
 async def folder_rows(connection: AsyncConnection, user_id: str, names: Sequence[str]) -> list[str]:
-    """Return those of some folders that are empty."""
+    """Return the empty folders among `names`."""
     query = sa.select(_FOLDERS.name).where(_FOLDERS.user_id == user_id, _FOLDERS.name.in_(names))
     return list((await connection.execute(query)).scalars())
 
 
 async def left_folders(connection: AsyncConnection, user_id: str, limit: int) -> list[str]:
-    """Return folders that were left when their last files went, the oldest first; but no folder of a link, which would go on
-    under a name that disappeared."""
+    """Return folders that remained after their last files, oldest first. Leave out folders at or below a link, because the
+    link would lose its folder."""
     links = models.link.c
     is_above = sa.func.substr(_FOLDERS.name, 1, sa.func.length(links.name)) == links.name
     linked = sa.exists().where(links.user_id == user_id, links.file_id.is_(None), links.end_reason.is_(None), is_above)
@@ -442,13 +446,13 @@ async def left_folders(connection: AsyncConnection, user_id: str, limit: int) ->
 async def folder_rows_below(
     connection: AsyncConnection, user_id: str, prefix: str, after: str, limit: int
 ) -> list[str]:
-    """Return empty folders whose names start with a prefix, by name, after one."""
+    """Return empty folders below a prefix, by name, after the name `after`."""
     query = sa.select(_FOLDERS.name).where(*below(user_id, prefix, models.folder), _FOLDERS.name > after)
     return list((await connection.execute(query.order_by(_FOLDERS.name).limit(limit))).scalars())
 
 
 async def files_by_sha256(connection: AsyncConnection, sha256: str, limit: int | None = None) -> list[File]:
-    """Return the files of all users that have this content, the oldest first."""
+    """Return the files of all users with this content, oldest first."""
     query = FILE.where(_FILES.sha256 == sha256).order_by(_FILES.id).limit(limit)
     return await all_of(connection, File, query)
 
@@ -466,7 +470,7 @@ def _shown_token(has_user: bool, user_admin: bool | None, **token: Any) -> Shown
 
 
 async def tokens_by_id(connection: AsyncConnection, prefix: str) -> list[Token]:
-    """`prefix`: of the SHA-256, in hexadecimal digits."""
+    """`prefix`: the first hexadecimal digits of the SHA-256."""
     column = _TOKENS.token_sha256
     return await all_of(connection, Token, _TOKEN.where(column >= prefix, column < f"{prefix}g"))
 
@@ -488,11 +492,11 @@ class Blob:
     size: int
     refs: int
     damaged: bool
-    # When it was last read back, or that failed.
+    # When the bytes were last read back, with or without success.
     scrubbed_at: datetime | None
-    # When it is read again, after that failed.
+    # When to read again, after a failure.
     reread_at: datetime | None
-    # Gates that have let it pass.
+    # Names of gates that passed the content.
     passed: str | None
 
     def has_passed(self, gates: Collection[str]) -> bool:
@@ -500,7 +504,7 @@ class Blob:
 
     @property
     def is_sound(self) -> bool:
-        """Nothing is known against its bytes: they are not damaged, and could be read."""
+        """The bytes are not known to be damaged or unreadable."""
         return not self.damaged and self.reread_at is None
 
 
@@ -512,7 +516,7 @@ _BLOBS_BY_MD5 = (
     .where(sa.exists().where(_FILES.sha256 == _BLOBS.sha256))
     .order_by(_BLOBS.sha256)
 )
-# A list of MD5s is a table, as in `transactions/rows.py`: asked with IN, MariaDB walks over all files of the user.
+# A list of MD5s becomes a table, as in `transactions/rows.py`. With IN, MariaDB scans all files of the user.
 _OF_USER_SQLITE = """
 SELECT DISTINCT {columns} FROM json_each(:md5s) AS asked
 CROSS JOIN file ON file.user_id = :user_id AND file.md5 = CAST(asked.value AS BLOB){also}
@@ -542,7 +546,7 @@ _LOCKED_BLOB_BY_SHA256 = _BLOB_BY_SHA256.with_for_update()
 
 
 async def contents_by_md5(connection: AsyncConnection, caller: Caller, md5s: list[str]) -> list[Blob]:
-    """Return the contents of a caller's files with one of `md5s`, as far as they are known to be sound."""
+    """Return the sound contents of a caller's files with these MD5s."""
     query = (_OF_SESSION if caller.session else _OF_USER)[connection.dialect.name]
     asked = _key(caller) if caller.session else {"user_id": caller.user_id}
     found = await all_of(connection, Blob, query, **asked, md5s=json.dumps(md5s))
@@ -550,14 +554,14 @@ async def contents_by_md5(connection: AsyncConnection, caller: Caller, md5s: lis
 
 
 async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list[Blob]:
-    """Blobs that files have which are seen, as far as they are known to be sound; several if one has twins."""
+    """Return the sound blobs of visible files with this MD5 and size. Different contents may share an MD5."""
     found = await all_of(connection, Blob, _BLOBS_BY_MD5, md5=md5, size=size)
-    # Asked for those that are not damaged, SQLite walks over them all, by the index of `damaged`.
+    # Filtered here: with a condition on `damaged`, SQLite would scan the index of `damaged`.
     return [blob for blob in found if blob.refs > 0 and blob.is_sound]
 
 
 async def md5_of(connection: AsyncConnection, sha256: str) -> str | None:
-    """Return the MD5 of a blob, as far as it is known."""
+    """Return the MD5 of a blob, or None if unknown."""
     md5: str | None = (await connection.execute(_MD5_OF_BLOB, {"of_blob": sha256})).scalar()
     return md5
 
@@ -568,7 +572,7 @@ async def blobs_by_sha256(connection: AsyncConnection, sha256s: list[str]) -> di
 
 
 async def known_blobs(connection: AsyncConnection, sha256s: list[str], *, lock: bool = False) -> set[str]:
-    """Return those of `sha256s` that have a row; `lock` waits for rows on their way, too."""
+    """Return the SHA-256s that have a row. `lock` also waits for rows that other transactions insert."""
     query = sa.select(_BLOBS.sha256).where(_BLOBS.sha256.in_(sha256s)).order_by(_BLOBS.sha256)
     return set((await connection.execute(query.with_for_update() if lock else query)).scalars())
 
@@ -576,8 +580,8 @@ async def known_blobs(connection: AsyncConnection, sha256s: list[str], *, lock: 
 async def blobs_to_scrub(
     connection: AsyncConnection, *, placed_before: datetime, scrubbed_before: datetime, limit: int
 ) -> list[Blob]:
-    """Blobs in use that were never read back and placed before a moment; then those that were last read back before
-    another. Of each the oldest first."""
+    """Return blobs in use: first those placed before `placed_before` and never read back, then those last read back before
+    `scrubbed_before`; oldest first."""
     in_use = _BLOB.where(_BLOBS.refs > 0)
     first = in_use.where(_BLOBS.scrubbed_at.is_(None), _BLOBS.created_at < placed_before).order_by(_BLOBS.created_at)
     again = in_use.where(_BLOBS.scrubbed_at < scrubbed_before).order_by(_BLOBS.scrubbed_at)
@@ -590,13 +594,14 @@ async def blobs_to_scrub(
 
 
 async def blobs_to_reread(connection: AsyncConnection, now: datetime, limit: int) -> list[Blob]:
-    """Blobs in use that could not be read, and are due again, those that wait longest first."""
+    """Return unreadable blobs in use that are due to be read again, longest waiting first."""
     query = _BLOB.where(_BLOBS.refs > 0, _BLOBS.reread_at <= now).order_by(_BLOBS.reread_at).limit(limit)
     return await all_of(connection, Blob, query)
 
 
 async def unscrubbed_since(connection: AsyncConnection) -> tuple[datetime | None, datetime | None]:
-    """Find when the oldest blob in use that was never read back was placed, and the earliest reading of all others."""
+    """Return when the oldest blob that was never read back was placed, and the earliest last reading of the others; blobs in
+    use."""
     placed = sa.select(sa.func.min(_BLOBS.created_at)).where(_BLOBS.refs > 0, _BLOBS.scrubbed_at.is_(None))
     scrubbed = sa.select(sa.func.min(_BLOBS.scrubbed_at)).where(_BLOBS.refs > 0, _BLOBS.scrubbed_at.is_not(None))
     return (await connection.execute(placed)).scalar(), (await connection.execute(scrubbed)).scalar()
@@ -607,7 +612,7 @@ async def count_damaged_blobs(connection: AsyncConnection) -> int:
 
 
 async def count_unreadable_blobs(connection: AsyncConnection) -> int:
-    """Count blobs that can't be read, and are not known to be damaged."""
+    """Count blobs in use that cannot be read and are not known to be damaged."""
     return await count(connection, _BLOBS.reread_at.is_not(None), ~_BLOBS.damaged, _BLOBS.refs > 0)
 
 
@@ -617,15 +622,15 @@ async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[st
 
 
 async def blobs_in_use(connection: AsyncConnection, after: str, limit: int) -> list[Blob]:
-    """Return blobs by SHA-256."""
+    """Return blobs in the order of SHA-256."""
     return await all_of(connection, Blob, _after(_BLOB.where(_BLOBS.refs > 0), _BLOBS.sha256, after, limit))
 
 
 async def blobs_in_stretch(
     connection: AsyncConnection, after: str, until: str | None, limit: int, *, by_location: bool
 ) -> list[tuple[str, str, int]]:
-    """Return of blobs in use their keys, which are their locations or else their SHA-256, with SHA-256 and size: those
-    between two keys, in order, with the second one."""
+    """Return key, SHA-256 and size of blobs in use with keys after `after` and up to `until`, in order. The key is the
+    location or the SHA-256."""
     key = _BLOBS.location if by_location else _BLOBS.sha256
     query = sa.select(key.label("key"), _BLOBS.sha256.label("sha256"), _BLOBS.size).where(_BLOBS.refs > 0)
     if until is not None:
@@ -634,7 +639,7 @@ async def blobs_in_stretch(
 
 
 async def blobs_without_location(connection: AsyncConnection, after: str, limit: int) -> list[str]:
-    """Return the SHA-256 of blobs in use that lie nowhere in a store that has locations."""
+    """Return the SHA-256s of blobs in use without a location."""
     query = sa.select(_BLOBS.sha256).where(_BLOBS.refs > 0, _BLOBS.location.is_(None))
     return list((await connection.execute(_after(query, _BLOBS.sha256, after, limit))).scalars())
 
@@ -671,13 +676,13 @@ async def _first_concatenation(
 
 
 async def is_concatenation(connection: AsyncConnection, caller: Caller, concatenation_id: str) -> bool:
-    """Return whether there is, or was, such a concatenation of a caller."""
+    """Return whether a caller has a concatenation with this id, open or closed."""
     query = sa.select(_PLANS.id).where(_PLANS.id == concatenation_id, *_is(_PLANS, caller))
     return (await connection.execute(query)).first() is not None
 
 
 async def concatenations_waiting_for(connection: AsyncConnection, part_id: str) -> list[str]:
-    """Return the ids of the open ones that name a part."""
+    """Return the ids of open concatenations with this part."""
     query = (
         sa.select(_PLANS.id)
         .join_from(models.concatenation_part, models.concatenation, _PLANS.id == _PARTS.concatenation_id)
@@ -687,14 +692,14 @@ async def concatenations_waiting_for(connection: AsyncConnection, part_id: str) 
 
 
 async def has_concatenations(connection: AsyncConnection) -> bool:
-    """Return whether any waits for its parts, or is being filled."""
+    """Return whether any concatenation is open."""
     query = sa.select(_PLANS.id).where(_PLANS.open_flag == 1).limit(1)
     return (await connection.execute(query)).first() is not None
 
 
 async def due_concatenations(connection: AsyncConnection, after: str, limit: int) -> list[str]:
-    """Return the ids of those that have an upload already; or a part of which has ended otherwise; or all of whose parts are
-    complete, as far as that was accounted for."""
+    """Return the ids of open concatenations that have an upload already, that have lost a part, or whose parts are all
+    complete by the accounted bytes."""
     own_part = _PARTS.concatenation_id == _PLANS.id
     is_open = sa.and_(_UPLOADS.id == _PARTS.part_id, _UPLOADS.open_flag == 1)
     is_joined = sa.exists().where(_UPLOADS.id == _PLANS.id)
@@ -710,14 +715,16 @@ async def count_waiting_concatenations(connection: AsyncConnection, caller: Call
     return await count(connection, *_is(_PLANS, caller), _PLANS.open_flag == 1, ~is_joined)
 
 
-# So many names below a prefix are found by their index and sorted; of more, the newest files are looked at first.
+# Up to this number of names below a prefix are read by the index of names and sorted. If there are more, scan from the
+# newest file.
 MOST_SORTED = 2000
 
 
 async def files(
     connection: AsyncConnection, user_id: str, *, limit: int, after: str | None, prefix: str | None, part: str | None
 ) -> list[File]:
-    """Newest first, after the id `after`; names that start with `prefix` and contain `part`, byte by byte."""
+    """Return files newest first, after the id `after`, with names that start with `prefix` and contain `part`, byte by
+    byte."""
     ids = await _few_below(connection, user_id, prefix) if prefix and not part else None
     if ids is not None:
         page = sorted((each for each in ids if after is None or each < after), reverse=True)[:limit]
@@ -737,15 +744,15 @@ async def files(
 
 
 async def _few_below(connection: AsyncConnection, user_id: str, prefix: str) -> list[str] | None:
-    """Return the ids of files whose names start with a prefix; None if those are many."""
+    """Return the ids of files below a prefix; None if there are more than `MOST_SORTED`."""
     query = sa.select(_FILES.id).with_hint(*_along("uq_file_name", models.file)).where(*below(user_id, prefix))
     ids = list((await connection.execute(query.limit(MOST_SORTED + 1))).scalars())
     return ids if len(ids) <= MOST_SORTED else None
 
 
 def _ids_by_part_of_name(user_id: str, limit: int, after: str | None, prefix: str | None, part: str) -> Any:
-    """Scan the index of names alone, which is a fraction of the table: rows are looked at where a name matches."""
-    # Not the column itself, or SQLite would rather walk the rows in the order of their ids.
+    """Scan only the index of names, which is much smaller than the table, and read the rows of matching names."""
+    # Not the column itself, or SQLite would scan the rows in the order of ids.
     key = sa.func.substr(_FILES.id, 1, type_=_FILES.id.type)
     conditions = [*below(user_id, prefix or ""), sa.func.instr(_FILES.name, part.encode()) > 0]
     if after is not None:
@@ -757,7 +764,7 @@ def _ids_by_part_of_name(user_id: str, limit: int, after: str | None, prefix: st
 async def files_below(
     connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: File | None
 ) -> list[File]:
-    """Files whose names start with a prefix, after a file, by their ids."""
+    """Return files below a prefix in the order of ids, after the file `after`."""
     query = FILE.where(*below(user_id, prefix)).order_by(_FILES.id).limit(limit)
     if after is not None:
         query = query.where(_FILES.id > after.id)
@@ -773,13 +780,13 @@ _FILES_FROM = (
 
 
 async def files_from(connection: AsyncConnection, user_id: str, prefix: str, limit: int) -> list[File]:
-    """Return the first files below a prefix, which is not empty, by their names."""
+    """Return the first files below a prefix by name. The prefix is not empty."""
     asked = {"user_id": user_id, "prefix": prefix, "beyond": beyond(prefix.encode()), "most": limit}
     return await all_of(connection, File, _FILES_FROM, **asked)
 
 
 async def held_below(connection: AsyncConnection, user_id: str, prefix: str, limit: int) -> list[File]:
-    """Return files that gates hold, which are to have names below a prefix."""
+    """Return held files that ask for names below a prefix."""
     query = HELD_FILE.where(*below(user_id, prefix, models.held_file)).order_by(_HELD.name).limit(limit)
     return await all_of(connection, File, query)
 
@@ -795,7 +802,7 @@ async def files_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[
 
 
 def below(user_id: str, prefix: str, table: sa.Table = models.file) -> list[sa.ColumnElement[bool]]:
-    """Return conditions that search by the index of names, so that what lies elsewhere costs nothing."""
+    """Return conditions for the names below a prefix, which the database looks up in the index of names."""
     if not prefix:
         return [table.c.user_id == user_id]
     last = sa.literal(beyond(prefix.encode()), sa.LargeBinary)

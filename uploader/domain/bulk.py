@@ -1,8 +1,9 @@
-"""The work of a bulk operation: which names of a user it takes, in which order, and the names that they get.
+"""The work of a bulk operation: the names, their order, and the new names.
 
-A prefix that is moved has its names taken in spans. If the target is above the source (`a/` becomes the top), a file may
-move to a name that another moved file still has: `a/a/x` to `a/x`. So the names are taken in passes by how often the removed
-segments follow the source: first `a/x`, then `a/a/x`. Each pass moves to names that the pass before gave up.
+The names below a moved prefix are taken in spans. If the target is above the source (`a/` becomes the top), a file may move
+to a name that another moved file still has: `a/a/x` to `a/x`. So there are several passes, by the number of times that the
+removed segments repeat after the source: first `a/x`, then `a/a/x`. Each pass moves files to names that the pass before
+freed.
 """
 
 import hashlib
@@ -23,18 +24,18 @@ class Verb(StrEnum):
     DELETE = "delete"
 
 
-# Names from the first one on, and before the second one, byte by byte.
+# A range of names, byte by byte: the first name is included, the second is not.
 Span = tuple[bytes, bytes]
 
 
 def beyond(prefix: bytes) -> bytes:
-    """Return the first name after all that begin with a prefix."""
+    """Return the first name after all names with a prefix."""
     return prefix[:-1] + bytes([prefix[-1] + 1])  # in UTF-8 no byte is the largest one
 
 
 @dataclass(frozen=True)
 class Part:
-    """All that is below one prefix: it gets another prefix, or (None) goes."""
+    """The names below one prefix, to be moved to another prefix or, with None, deleted."""
 
     source: str
     target: str | None = None
@@ -46,12 +47,12 @@ class Part:
 
     @cached_property
     def _is_folder(self) -> bool:
-        """Return whether the end of each name stays as it is, so that its form needs no look."""
+        """Return whether whole segments are replaced. Then the rest of a name stays valid."""
         return self.source.endswith("/") and (self.target == "" or str(self.target).endswith("/"))
 
     @cached_property
     def _limit_bytes(self) -> int:
-        """Return the longest name that has room for the target."""
+        """Return the length of the longest name below the source that stays valid below the target."""
         target = str(self.target)
         normalise_name(f"{target}x" if target.endswith("/") or not target else target)
         return MAX_NAME_BYTES + len(self.source.encode()) - len(target.encode())
@@ -76,12 +77,12 @@ class Part:
             raise InvalidRequest.field("prefix", f"makes a name that {error}") from error
 
     def below(self, number: int) -> bytes:
-        """Return the prefix of the names of a pass, and of the passes after it."""
+        """Return the prefix of all names of a pass and of later passes."""
         removed = self.source[len(self.target or "") :] if self.goes_up else ""
         return (self.source + removed * number).encode()
 
     def spans(self, number: int) -> list[Span]:
-        """Return where the names of a pass are."""
+        """Return the spans of the names of a pass."""
         first = self.below(number)
         if not self.goes_up:
             return [(first, beyond(first))]
@@ -94,7 +95,8 @@ class Part:
 
     @cached_property
     def last_names(self) -> list[str]:
-        """Return the files that move to the name of a folder above the source: once nothing else is in that folder."""
+        """Return the names of files that would move to the name of a folder above the source. They move last, when the
+        folder has nothing else."""
         if not self.goes_up:
             return []
         target = str(self.target)
@@ -104,16 +106,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Work:
-    """The call of a user, as it is repeated, and resumed after a crash."""
+    """The call of a user, stored to be resumed after a crash."""
 
     verb: Verb
     parts: tuple[Part, ...]
     ids: tuple[str, ...] = ()
     _: KW_ONLY
-    # Into which the files of the ids move.
+    # The folder that the files in `ids` move into.
     folder: str = ""
     if_exists: IfExists = IfExists.FAIL
-    # Whether held files and open uploads go, too.
+    # Delete also held files and open uploads.
     cancels: bool = False
 
     def encoded(self) -> bytes:
@@ -130,11 +132,11 @@ class Work:
 
     @property
     def digest(self) -> str:
-        """The same for the same call."""
+        """Equal for equal calls."""
         return hashlib.sha256(self.encoded()).hexdigest()
 
     def contradicts(self, other: "Work") -> bool:
-        """Return whether the outcome depends on which of the two is first."""
+        """Return whether the order of the two operations changes the outcome."""
         if set(self.ids) & set(other.ids):
             return True
         return any(one.startswith(two) or two.startswith(one) for one in self._prefixes() for two in other._prefixes())

@@ -1,5 +1,5 @@
-"""The jobs that keep the store in order: cleanup, collection, trash, scrubbing, reconciliation, the snapshot of the
-day."""
+"""Maintenance jobs: cleanup, collection, links, trash, bulk operations, ballast, copies, scrubbing, reconciliation, the
+daily snapshot."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -32,17 +32,16 @@ from uploader.storage.base import Stopping
 logger = logging.getLogger(__name__)
 
 _CLEANUP_INTERVAL_SECONDS = 60.0
-# What was touched lately, or was busy, is settled by then.
+# By then, recently changed or busy files are settled.
 _AGAIN = timedelta(hours=1)
-# After a start there is more urgent work for the disk.
+# After a start, the disk has more urgent work.
 _CLEANUP_GRACE_SECONDS = 60.0
 
 
 @dataclass(eq=False, repr=False)
 class Cleaner:
-    """Cleans up after the start and once in every month, and again as long as something could not be dealt with, or the
-    reconciler has found something; at most once an hour. Idle uploads it leaves to the expirer. Of several workers one
-    does it, for all."""
+    """Cleans up after a start and once a month. Repeats, at most once an hour, while something is unsettled or left, or
+    after the reconciler found something. Leaves idle uploads to the expirer. One of several workers cleans up for all."""
 
     cleanup: Cleanup
     lease: Lease
@@ -87,9 +86,9 @@ _BATCH = 1000
 
 @dataclass(eq=False, repr=False)
 class Collector:
-    """Removes blobs that no file refers to, and what is left of closed uploads; forgets those that were closed long ago,
-    or before the newest of their users, and old acts of the audit log. Several at once are safe: each blob is removed
-    under the lock of its row."""
+    """Removes blobs without refs and leftovers of closed uploads. Forgets closed uploads that are old or beyond the newest
+    of their caller, and old acts of the audit log. Several workers may run at once, because each blob is removed under the
+    lock of its row."""
 
     files: Files
     closers: Closers
@@ -117,9 +116,9 @@ _LINK_INTERVAL_SECONDS, _LINK_GRACE_SECONDS = 10.0, 3600.0
 
 @dataclass(eq=False, repr=False)
 class LinkKeeper:
-    """Cancels what links that have ended have open, and forgets them, and visitors whose time is over. Several at once are
-    safe. After a start, an outage or a jump of the clock, when links seem to have expired, only what was ended by
-    somebody is."""
+    """Closes open uploads of ended links; forgets old links and expired sessions. Several workers may run at once. For a
+    while after a start, an outage or a jump of the clock, expired links are left alone, because they may only seem
+    expired."""
 
     keeping: LinkKeeping
     clock: Clock
@@ -137,18 +136,18 @@ class LinkKeeper:
         return 0.0 if _BATCH in (closed, forgotten) else _LINK_INTERVAL_SECONDS
 
 
-# Of a short retention, and of none where the store keeps things all the same.
+# The shortest interval between walks, for a short retention.
 _SHORTEST_SECONDS = 1.0
-# To walk through a million entries takes seconds; what is wanted at once comes back when it is asked for.
+# A walk through a million entries takes seconds. There is no hurry: content that somebody wants is brought back on request.
 _WALK_SECONDS = 3600.0
 _TRASH_GRACE_SECONDS = 3600.0
 
 
 @dataclass(eq=False, repr=False)
 class TrashKeeper:
-    """Gives back what lies in the trash and is named again, and removes for good what lies there for long enough, and what
-    users deleted so long ago.
-    Of several workers one walks through it; two at once are safe: each entry is looked at under its row's lock."""
+    """Walks through the trash of the store: brings back contents that a row names again, and purges old entries. Forgets old
+    deleted files of users, and keeps the floor of free space. One of several workers walks. Two at once are safe, because
+    each entry is handled under the lock of its row."""
 
     keeping: TrashKeeping
     deleted_files: DeletedFiles
@@ -158,7 +157,7 @@ class TrashKeeper:
 
     def __post_init__(self) -> None:
         retention = self.keeping.retention_seconds
-        # Where nothing comes, there may be what another retention has left, of this process or of one that still runs.
+        # Without a trash, entries may remain from an earlier retention or from a process with another retention.
         shortest = _SHORTEST_SECONDS if self.keeping.storage.keeps_trash else _INTERVAL_SECONDS
         self._walk_seconds = min(_WALK_SECONDS, max(retention / 2, shortest))
         self._interval_seconds = min(_INTERVAL_SECONDS, self._walk_seconds)
@@ -167,7 +166,8 @@ class TrashKeeper:
         self._walked_at = float("-inf")
 
     async def run_once(self) -> float:
-        # After a jump of the clock all of it seems to be old. Asked each time, or a pause itself looks like an outage.
+        # After a jump of the clock, all entries seem old. Ask at each run, or the gap between two questions looks like an
+        # outage.
         paused = self._pause.active()
         with suppress(Stopping):
             await self.admission.keep_floor()
@@ -192,8 +192,8 @@ _BULK_SECONDS = 5.0
 
 @dataclass(eq=False, repr=False)
 class BulkFinisher:
-    """Finishes moves and deletions of many files whose server died, or whose request ended. Several at once are safe: each
-    range of names is taken under the lock of the operation's row."""
+    """Finishes bulk operations after their server died or stopped. Several workers may run at once, because each range of
+    names is taken under the lock of the operation's row."""
 
     bulk_operations: BulkOperations
 
@@ -203,13 +203,13 @@ class BulkFinisher:
 
 
 _BALLAST_SECONDS = 5.0
-# A start has more urgent work for the disk.
+# After a start, the disk has more urgent work.
 _BALLAST_GRACE_SECONDS = 30.0
 
 
 @dataclass(eq=False, repr=False)
 class BallastKeeper:
-    """Makes the ballast, and makes it again when the disk has room for it. Several at once are safe: one makes it."""
+    """Makes the ballast, and makes it again when the disk has free space. Several workers may run at once: one makes it."""
 
     keeping: BallastKeeping
     installation: Installation
@@ -221,7 +221,7 @@ class BallastKeeper:
     async def run_once(self) -> float:
         first = self.clock.monotonic() >= self._makes_first_at
         if self.keeping.is_wanted(first=first):
-            await self.installation.check()  # the trash may give way to it
+            await self.installation.check()  # the trash may give way to the ballast
             with suppress(Stopping):
                 await self.keeping.make(first=first)
         return _BALLAST_SECONDS
@@ -233,7 +233,7 @@ _COPY_SECONDS, _COPY_AGAIN_SECONDS = 60.0, 600.0
 
 @dataclass(eq=False, repr=False)
 class CopyKeeper:
-    """Keeps the copies of the database young. Several at once are safe: one makes a copy."""
+    """Keeps fresh copies of the database. Several workers may run at once: one makes a copy."""
 
     keep: Callable[[], Awaitable[Path | None]]
 
@@ -243,7 +243,7 @@ class CopyKeeper:
                 logger.info("the database is copied", extra={"path": str(made)})
         except Stopping:
             pass
-        except UploaderError as error:  # it takes long, and would fail again
+        except UploaderError as error:  # a copy takes long and would fail again
             logger.log(
                 level_of(error, logging.ERROR), "no copy of the database is made", extra={"reason": error.reason}
             )
@@ -251,13 +251,14 @@ class CopyKeeper:
         return _COPY_SECONDS
 
 
-# What could not be read is tried again within a minute.
+# Unreadable contents are tried again within a minute.
 _SCRUB_INTERVAL_SECONDS = 20.0
 _LOOKS_WITHIN_GOAL = 10
 
 
 class Scrubber:
-    """Reads contents back from the disk, at a rate, when nobody else wants it. Of several workers one reads at a time."""
+    """Reads contents back from the disk at a limited rate, when no other thread wants the disk. One of several workers reads
+    at a time."""
 
     def __init__(self, scrubbing: Scrubbing, *, rate_bytes_per_second: int) -> None:
         self._scrubbing = scrubbing
@@ -275,17 +276,17 @@ class Scrubber:
 
 _RECONCILE_EVERY = timedelta(hours=1)
 _RECONCILE_INTERVAL_SECONDS = 60.0
-# What a cleanup may remove.
+# Drifts that a cleanup may remove.
 _FOR_A_CLEANUP = frozenset({Kind.STRAY_BLOB, Kind.LEFTOVER})
-# A database that is not this disk's makes a drift of every blob.
+# With the database of another disk, every blob is a drift.
 _MAX_LINES = 100
 
 
 @dataclass(eq=False, repr=False)
 class Reconciler:
-    """Reports, once an hour, what `uploader reconcile` would, and mends nothing: a drift is a fault that somebody has to
-    see. What crashes left it leaves to the cleanup. Of several workers one does it, and another one goes on where that
-    dies."""
+    """Reports drifts once an hour, like `uploader reconcile`, and repairs nothing: a drift is a fault that somebody has to
+    see. Leaves the remains of crashes to the cleanup. One of several workers reconciles; if it dies, another one
+    continues."""
 
     reconciling: Reconciling
     cleanup: Cleanup
@@ -293,7 +294,7 @@ class Reconciler:
     clock: Clock
 
     def as_job(self) -> Job:
-        # Not at the start: there is enough to do after an outage.
+        # Not right after a start, when there is enough to do.
         return Job("reconciler", self.run_once, first_delay_seconds=_RECONCILE_EVERY.total_seconds())
 
     async def run_once(self) -> float:
@@ -317,8 +318,8 @@ class Reconciler:
 
 @dataclass(eq=False, repr=False)
 class Snapshot:
-    """Takes one snapshot of the totals on every UTC day, for the history and the growth in reports. Several at once are
-    safe: a day has one row, and the first one stands. A day on which no worker runs has none."""
+    """Stores a snapshot of the totals once per UTC day, for history and growth in reports. Several workers may run at once:
+    the first row of a day stays. A day without a running worker has no snapshot."""
 
     overview: Overview
     clock: Clock

@@ -1,8 +1,8 @@
-"""Moves and deletions of many names: all names are checked, then a row says what is to be done, then ranges of names follow.
+"""Moves and deletions of many names: check all names, store a row with the work, then work range by range.
 
-A range is one short transaction (`database/transactions/bulk.py`), so other users wait for one range at the most. The work
-goes on when its request ends. After a crash the same call goes on, or the job that calls `resume_left`. A second operation
-waits for the end of one that it contradicts.
+Each range is a short transaction (`database/transactions/bulk.py`); other users wait for at most one range. The work
+continues after its request ends. After a crash, a repeated call or the job `resume_left` finishes the operation. An
+operation waits for the end of a contradicting one.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05
-# Somebody who works on an operation ends a range within this time.
+# A live worker finishes a range within this time.
 _STALLED_SECONDS = 5.0
 _CHECKED_AT_ONCE = 1000
 _RESUMED_AT_ONCE = 100
@@ -50,20 +50,20 @@ class BulkOperations:
     clock: Clock
     _under_way: OnePerKey[int] = field(default_factory=OnePerKey, init=False)
     _running: set["asyncio.Future[int]"] = field(default_factory=set, init=False)
-    # As the job saw them last.
+    # Operations as the job last saw them.
     _seen: dict[str, Operation] = field(default_factory=dict, init=False)
     _is_stopping: bool = field(default=False, init=False)
 
     async def delete(self, user_id: str, selection: Selection, *, cancels: bool = False) -> int:
-        """Delete files, and the folders below prefixes; return how many files those were. `cancels`: also held files and
-        open uploads below the prefixes. Raises Unavailable."""
+        """Delete files and everything below prefixes; return the number of files. `cancels`: also held files and open
+        uploads below the prefixes. Raises Unavailable."""
         parts = tuple(Part(prefix) for prefix in selection.prefixes)
         return await self._run(user_id, Work(Verb.DELETE, parts, _ids(selection), cancels=cancels))
 
     async def move(self, user_id: str, prefix: str, new_prefix: str, if_exists: IfExists = MOVE.if_exists) -> int:
-        """Give all files and folders below a prefix, which is not empty, another one; return how many files. Raises
-        InvalidRequest, NotAllowed, Unavailable, NameTaken if not all of the new names could be, and then none is moved;
-        NameTaken, with how many were, if one is taken meanwhile."""
+        """Move all files and folders below a prefix to another prefix; return the number of files. The prefix is not empty.
+        Raises InvalidRequest, NotAllowed, Unavailable. Raises NameTaken before any move if a new name is taken, or later,
+        with the number of moved files, if a name was taken meanwhile."""
         if new_prefix.startswith(prefix):
             raise errors.InvalidRequest.field("prefix", "lies below the one that is to be replaced")
         return await self._run(user_id, Work(Verb.MOVE, (Part(prefix, new_prefix),), if_exists=if_exists))
@@ -71,9 +71,8 @@ class BulkOperations:
     async def move_into(
         self, user_id: str, selection: Selection, folder: str, if_exists: IfExists = MOVE.if_exists
     ) -> int:
-        """Put what is selected into a folder, an empty one being the top: each file and each prefix under its last segment;
-        return how many files have such names now. Raises InvalidRequest, NotAllowed, Unavailable and NameTaken as `move`
-        does."""
+        """Move the selected files and prefixes into a folder (empty: the top), each under its last segment; return the
+        number of files. Raises InvalidRequest, NotAllowed, Unavailable and NameTaken, as `move`."""
         parts = [Part(prefix, folder + prefix.removeprefix(folder_of(prefix))) for prefix in selection.prefixes]
         moving = tuple(part for part in parts if part.target != part.source)
         if any(str(part.target).startswith(part.source) for part in moving):
@@ -82,7 +81,7 @@ class BulkOperations:
         return await self._run(user_id, work)
 
     async def resume_left(self) -> None:
-        """Finish operations that nobody has worked on since this was called last."""
+        """Finish operations without progress since the last call of this function."""
         found = await self.database.read(bulk.under_way, _RESUMED_AT_ONCE)
         left = [operation for operation in found if self._seen.get(operation.id) == operation]
         self._seen = {operation.id: operation for operation in found}
@@ -90,13 +89,13 @@ class BulkOperations:
         for operation in left:
             try:
                 await self._resume(operation)
-            except errors.Unavailable as error:  # it may be of this operation alone
+            except errors.Unavailable as error:  # the other operations may work
                 failure = error
         if failure is not None:
             raise failure
 
     async def close(self) -> None:
-        """End between two ranges."""
+        """Stop between two ranges."""
         self._is_stopping = True
         if self._running:
             await asyncio.wait(self._running, timeout=_STOP_SECONDS)
@@ -104,12 +103,12 @@ class BulkOperations:
     # The whole
 
     async def _run(self, user_id: str, work: Work) -> int:
-        """Perform a call; the same call of a user joins one that is under way."""
+        """Run a call. An identical call of the user joins the one under way."""
         permission = Permission(self.pre_create_hook, MOVE, user_id)
         return await self._start(user_id, work, lambda: self._perform(user_id, work, permission))
 
     async def _resume(self, operation: Operation) -> None:
-        """Finish an operation in the place of its caller, who asked the hook."""
+        """Finish the operation of another caller, without asking the hook again."""
         try:
             await self._start(operation.user_id, operation.work, lambda: self._finish(operation, None))
         except errors.Unavailable:
@@ -140,12 +139,12 @@ class BulkOperations:
                 await self._wait_for(error.other)
                 continue
             except Duplicate:
-                continue  # the same call was faster, in another process
+                continue  # another process inserted the same call
             return await self._finish(operation, permission)
         raise errors.Unavailable(_CHANGING)
 
     async def _wait_for(self, other: Operation) -> None:
-        """Wait for the end of an operation; go on with it if nobody else does."""
+        """Wait for the end of an operation; resume the operation if it stalls."""
         since = self.clock.monotonic()
         while (found := await self.database.read(bulk.by_id, other.id)) is not None:
             if found != other:
@@ -188,7 +187,7 @@ class BulkOperations:
             except LinksBelow as error:
                 await self.database.transact(transactions.links.end_all, error.args, now)
             except (Duplicate, BlobLost):
-                await asyncio.sleep(_PAUSE_SECONDS)  # a name was taken at this moment: next time it is there
+                await asyncio.sleep(_PAUSE_SECONDS)  # a name was just taken: the next attempt sees it
         raise errors.Unavailable(_CHANGING)
 
     async def _cancel_open(self, user_id: str, prefix: str) -> None:
@@ -205,8 +204,8 @@ class BulkOperations:
     # Before the first range
 
     async def _check(self, user_id: str, work: Work, permission: Permission) -> bool:
-        """Note the names to ask the pre-create hook about; return whether there is anything to do. Raises InvalidRequest,
-        NameTaken."""
+        """Check all names and note those for the pre-create hook; return whether there is anything to do. Raises
+        InvalidRequest, NameTaken."""
         prefixes = [part.source for part in work.parts]
         in_use = await self.database.read(partial(levels.prefixes_in_use, unseen=True), user_id, prefixes)
         for part in work.parts:
@@ -258,8 +257,8 @@ async def _checked(
     if_exists: IfExists,
     wants_files: bool,
 ) -> dict[str, File | None]:
-    """Raises NameTaken if not all targets are free, or become free; return the targets with their files, if those are wanted
-    or were needed."""
+    """Check that all targets are free or will become free. Return the targets, with their files if `wants_files` or if the
+    check read them. Raises NameTaken."""
     is_free = if_exists is IfExists.KEEP
     if not is_free and targets and not any(target.endswith("/") for target in targets):
         with suppress(NamesTaken):
@@ -281,7 +280,7 @@ async def _refuse_taken(
     if_exists: IfExists,
     part: Part | None = None,
 ) -> None:
-    """Raises NameTaken for the first of some names that files, or folders, can't have, unless by what moves with them."""
+    """Raises NameTaken for the first taken target, unless the file or folder in the way moves, too."""
     if if_exists is IfExists.KEEP:
         return
     names = transactions.names.Names(connection, user_id)
@@ -301,7 +300,7 @@ async def _refuse_taken(
 
 
 async def _goes_with(connection: Connection, user_id: str, part: Part, folder: str) -> bool:
-    """Return whether all that is in a folder moves with a prefix, so that the folder gives its name up."""
+    """Return whether everything in a folder moves with the prefix. Then the name of the folder becomes free."""
     if not part.source.startswith(folder):
         return False
     source, above = part.source.encode(), folder.encode()
@@ -310,8 +309,8 @@ async def _goes_with(connection: Connection, user_id: str, part: Part, folder: s
 
 
 def _note(permission: Permission, part: Part | None, targets: Mapping[str, File | None]) -> bool:
-    """Note the names to ask the pre-create hook about; return whether it has to be asked. Where a prefix becomes another
-    one: the folder, if both prefixes are folders, else the files and folders that begin with the prefix."""
+    """Note the names for the pre-create hook; return whether the hook must be asked. For a moved prefix, note the new folder
+    if both prefixes are folders, else the files and folders right below the new prefix."""
     for target, file in targets.items():
         end = 0
         if part is not None:

@@ -1,7 +1,7 @@
-"""The use cases of deleted files, in the trash of their owner: list and read them, give them back, forget them.
+"""The use cases of deleted files in their owner's trash: list, read, restore, forget.
 
-A file that comes back takes a ref, where the store still has its content. Else the bytes are brought back from the trash of
-the store, once they were read and compared with their SHA-256. The file keeps its id, so who asks again is told of it.
+If the store still has the content, a restored file takes a ref. Otherwise the bytes come back from the trash of the store,
+after they were read and compared with the SHA-256. A restored file keeps its id: a repeated request finds the file.
 """
 
 import asyncio
@@ -40,15 +40,15 @@ logger = logging.getLogger(__name__)
 _SORT = "deleted_at"
 _FILES_AT_ONCE = 200
 _FORGOTTEN_AT_ONCE = 1000
-# Files whose bytes are placed in one transaction: other writers of SQLite wait for it.
+# Files placed in one transaction. Other writers of SQLite wait for its end.
 _PLACED_AT_ONCE = 50
-# Contents that are read back at a time for one caller.
+# Contents read back at the same time for one caller.
 _AT_ONCE = 4
-# Refusals that their callers have not heard yet.
+# Refusals kept until their callers ask again.
 _MOST_UNTOLD = 1000
 _CHANGING = "Files of these names are changing too fast; try again."
 
-# A file that is back, or why not; None: its content is still being examined.
+# The restored file or the error; None while the content is being examined.
 Outcome = File | errors.UploaderError | None
 
 
@@ -61,11 +61,11 @@ class DeletedFiles:
     clock: Clock
     _: KW_ONLY
     retention_seconds: float
-    # For so long a caller waits for a content to be examined.
+    # The longest time that a request waits for the examination of a content.
     wait_seconds: float
     _restoring: OnePerKey[File] = field(default_factory=OnePerKey, init=False)
     _running: set["asyncio.Future[File]"] = field(default_factory=set, init=False)
-    # Why files did not come back whose callers had gone away.
+    # Errors of restores whose callers no longer waited.
     _untold: OrderedDict[tuple[str, str], errors.UploaderError] = field(default_factory=OrderedDict, init=False)
 
     def expires_at(self, file: TrashedFile) -> datetime:
@@ -74,8 +74,8 @@ class DeletedFiles:
     async def page(
         self, user_id: str, *, limit: int, after: str | None, name: str | None
     ) -> tuple[list[TrashedFile], str | None]:
-        """Return a page of what a user deleted, or of the earlier versions of one name, the latest deletions first, and the
-        cursor of the next one. Raises InvalidRequest for an unknown cursor."""
+        """Return a page of a user's deleted files, latest deletion first, and the cursor of the next page. `name`: only
+        versions of this name. Raises InvalidRequest for an unknown cursor."""
         position = None if after is None else parse_cursor(after, _SORT, "moment")
         found = await self.database.read(partial(trash.page, limit=limit + 1, after=position, name=name), user_id)
         shown = found[:limit]
@@ -88,10 +88,10 @@ class DeletedFiles:
             raise errors.FileNotFound()
         return found[file_id]
 
-    # Reading: as the files of a download are read
+    # Reading, like the files of a download
 
     async def open(self, file: File) -> OpenBlob:
-        """Return the content of a deleted file, to read; the caller closes it. Raises ContentGone, ContentDamaged,
+        """Open the content of a deleted file for reading. The caller closes the content. Raises ContentGone, ContentDamaged,
         Unavailable."""
         if not file.damaged:
             with suppress(Gone):
@@ -103,7 +103,7 @@ class DeletedFiles:
         raise errors.ContentDamaged() if file.damaged else errors.ContentGone()
 
     async def read_first(self, file: File, content: OpenBlob, length_bytes: int, offset: int) -> tuple[OpenBlob, bytes]:
-        """Read the first bytes of an open file, or close it. Raises ContentDamaged, StorageFailed."""
+        """Read bytes of an open content; on an error, close the content. Raises ContentDamaged, StorageFailed."""
         try:
             async with self.noting(file):
                 return content, await content.read(length_bytes, offset)
@@ -113,7 +113,7 @@ class DeletedFiles:
 
     @asynccontextmanager
     async def noting(self, file: File) -> AsyncIterator[None]:
-        """Raises ContentDamaged for bytes that were altered."""
+        """Raises ContentDamaged for altered bytes."""
         async with self.files.noting(file):
             yield
 
@@ -122,9 +122,9 @@ class DeletedFiles:
     async def restore(
         self, user_id: str, file_id: str, name: str | None, if_exists: IfExists, *, refused: bool = False
     ) -> File | None:
-        """Give a file back to its user, under another name if one is given; None: its content takes long to examine, which
-        goes on. `refused`: also what a gate refused, which goes through the gates once more. Raises FileNotFound, FileHeld,
-        NotAllowed, NameTaken, QuotaExceeded, ContentGone, Unavailable."""
+        """Restore a file, under `name` if given. Return None if the examination of the content takes longer than
+        `wait_seconds`; the work goes on. `refused`: restore also a file that a gate refused; the file goes through the gates
+        again. Raises FileNotFound, FileHeld, NotAllowed, NameTaken, QuotaExceeded, ContentGone, Unavailable."""
         if not ID.fullmatch(file_id):
             raise errors.FileNotFound()
         if not refused:
@@ -136,7 +136,7 @@ class DeletedFiles:
         return outcome
 
     async def restore_of_anybody(self, file_id: str) -> File | None:
-        """Give a file back to its user, as an administrator. Raises as `restore`."""
+        """Restore a file of any user, as an administrator. Raises as `restore`."""
         owner = await self.database.read(trash.owner_of, file_id) if ID.fullmatch(file_id) else None
         if owner is None:
             raise errors.FileNotFound("There is no such deleted file.")
@@ -153,7 +153,7 @@ class DeletedFiles:
             raise errors.FileHeld()
 
     async def restore_many(self, user_id: str, ids: Sequence[str]) -> dict[str, Outcome]:
-        """Give many files back; return what became of each, by its id. Raises NotAllowed, Unavailable."""
+        """Restore many files; return outcomes by file id. Raises NotAllowed, Unavailable."""
         outcomes: dict[str, Outcome] = {each: errors.FileNotFound() for each in ids}
         asked = [each for each in outcomes if ID.fullmatch(each)]
         batches = [asked[first : first + _FILES_AT_ONCE] for first in range(0, len(asked), _FILES_AT_ONCE)]
@@ -216,7 +216,7 @@ class DeletedFiles:
             return error
 
     def _keep_untold(self, user_id: str, file_id: str, work: "asyncio.Future[File]") -> None:
-        """Keep a refusal until its caller asks again: to find it once more would take as long."""
+        """Keep an error until the caller asks again, because examining the content again takes as long."""
         error = None if work.cancelled() else work.exception()
         if isinstance(error, errors.UploaderError) and not error.retryable:
             self._untold[user_id, file_id] = error
@@ -226,8 +226,8 @@ class DeletedFiles:
     async def _restore_in_place(
         self, permission: Permission, ids: list[str]
     ) -> tuple[list[TrashedFile], dict[str, Outcome]]:
-        """Give those files back of which the store has the contents; return all that are to come back, and what became of
-        these, and of those that are back already, or unknown."""
+        """Restore the files whose contents the store has. Return all files to be restored, and the outcomes so far,
+        including ids of unknown, refused and already restored files."""
         user_id = permission.user_id
         found = await self.database.read(trash.by_ids, user_id, ids)
         lacking = [each for each in ids if each not in found]
@@ -244,13 +244,13 @@ class DeletedFiles:
         await permission.ask()
         wanted = [replace(file, name=permission.allowed(file.name)) for file in wanted]
         if wanted:
-            # Somebody else was faster, or a single name is taken: each is looked at for itself.
+            # If another request was faster or the only name is taken, each file is tried alone.
             with suppress(Duplicate, BlobLost, errors.NameTaken):
                 outcomes |= await self._try_in_place(wanted, RESTORE.if_exists)
         return wanted, outcomes
 
     async def _try_in_place(self, wanted: Sequence[TrashedFile], if_exists: IfExists) -> dict[str, Outcome]:
-        # What was placed later may not be durable yet; and its bytes are those of an upload that has not ended.
+        # Bytes placed after the deletion may not be durable yet, and belong to an upload that has not ended.
         earliest = {file.sha256: file for file in sorted(wanted, key=lambda file: file.deleted_at, reverse=True)}
 
         @self.database.outside
@@ -267,7 +267,7 @@ class DeletedFiles:
         for _ in range(ATTEMPTS):
             found = await self.database.read(trash.by_ids, user_id, [file_id])
             if file_id not in found:
-                return await self.files.get(user_id, file_id, held=True)  # it is back already
+                return await self.files.get(user_id, file_id, held=True)  # already restored
             trashed = found[file_id]
             asked_name = name or trashed.name
             permission.note(asked_name, trashed)
@@ -278,7 +278,9 @@ class DeletedFiles:
                 if await self.database.read(queries.known_blobs, [trashed.sha256]):
                     done = (await self._try_in_place([wanted], if_exists)).get(file_id)
                     if done is None:
-                        await self.files.collect(trashed.sha256)  # what has no refs any more leaves for the trash
+                        await self.files.collect(
+                            trashed.sha256
+                        )  # a content without refs goes to the trash of the store
                 if done is None:
                     return await self._bring_back(wanted, if_exists)
             except (Duplicate, BlobLost):
@@ -292,7 +294,7 @@ class DeletedFiles:
         raise errors.Unavailable(_CHANGING)
 
     async def _bring_back(self, trashed: TrashedFile, if_exists: IfExists) -> File:
-        """Bring the bytes of a file back from the trash of the store. Raises ContentGone, and as `restore`."""
+        """Restore a file with bytes from the trash of the store. Raises ContentGone, and as `restore`."""
         await self._refuse_early(trashed, if_exists)
         unreadable: errors.StorageFailed | None = None
         for copy in await self._copies(trashed):
@@ -305,17 +307,17 @@ class DeletedFiles:
             except errors.StorageFailed as error:
                 unreadable = error
             except Gone:
-                continue  # it was purged at this moment
+                continue  # just purged
         if unreadable is not None:
             raise unreadable
         if await self.storage.find_blob(trashed.sha256) is not None:
-            raise BlobLost(trashed.sha256)  # it came back at this moment
+            raise BlobLost(trashed.sha256)  # just restored
         raise errors.ContentGone()
 
     async def _bring_back_many(self, wanted: Sequence[TrashedFile]) -> Mapping[str, Outcome]:
-        """Bring the bytes of small files back from the trash of the store, together; return what became of these files. The
-        others are looked at one by one."""
-        # Somebody else was faster, a single name is taken, or the disk fails: each is looked at for itself.
+        """Restore small files together, with bytes from the trash of the store; return the outcomes. The caller restores the
+        other files one by one."""
+        # If another request was faster, the only name is taken, or the disk fails, each file is tried alone.
         with suppress(Duplicate, BlobLost, Gone, errors.NameTaken, errors.StorageFailed, errors.StorageFull):
             copies = await self.storage.good_copies([(file.sha256, file.size) for file in wanted])
             wanted = [file for file in wanted if file.sha256 in copies]
@@ -325,8 +327,8 @@ class DeletedFiles:
         return {}
 
     async def _copies(self, trashed: TrashedFile) -> list[Found]:
-        """Return what may be the content, as it was before the deletion: in the trash of the store; or in its place, where a
-        copy of the database was brought back that does not know it."""
+        """Return candidates for the content from before the deletion: copies in the trash of the store, and bytes in place
+        that an older, restored copy of the database does not know."""
         copies = await self.storage.copies(trashed.sha256)
         placed = await self.storage.find_blob(trashed.sha256)
         if placed is not None and (_is_unchanged(placed, trashed) or is_settled(placed, self.clock.now())):
@@ -334,8 +336,7 @@ class DeletedFiles:
         return [copy for copy in copies if copy.size == trashed.size]
 
     async def _refuse_early(self, trashed: TrashedFile, if_exists: IfExists) -> None:
-        """Refuse what is sure to be refused before its content is read; the transaction decides. Raises NameTaken,
-        QuotaExceeded."""
+        """Refuse early, before the content is read. The transaction decides. Raises NameTaken, QuotaExceeded."""
 
         async def look(connection: Connection) -> None:
             names = Names(connection, trashed.user_id)
@@ -365,8 +366,8 @@ class DeletedFiles:
     async def _place(
         self, wanted: Sequence[TrashedFile], if_exists: IfExists, place: Callable[[], Awaitable[str | None]]
     ) -> dict[str, File | errors.UploaderError]:
-        """Give files back whose bytes are placed by `place`, and return what became of each, by its id. Raises as `place`,
-        Duplicate, BlobLost, and of one file NameTaken."""
+        """Restore files with bytes that `place` places; return outcomes by file id. Raises as `place`, Duplicate, BlobLost,
+        and NameTaken for a single file."""
         now = self.clock.now()
         with suppress(Duplicate):
             await self.database.transact(transactions.trash.expect_contents, wanted, now)
@@ -391,14 +392,14 @@ class DeletedFiles:
             raise errors.FileNotFound()
 
     async def forget_all(self, user_id: str) -> int:
-        """Empty the trash of a user; return how many files were in there."""
+        """Empty the trash of a user; return the number of files removed."""
         forgotten = 0
         while done := await self.database.transact(transactions.trash.empty, user_id, _FORGOTTEN_AT_ONCE):
             forgotten += done
         return forgotten
 
     async def forget_old(self) -> int:
-        """Forget what was deleted before the retention; return how many files that were. Several at once are safe."""
+        """Forget files deleted before the retention; return the number. Several workers may run this at once."""
         forgotten = 0
         before = self.clock.now() - timedelta(seconds=self.retention_seconds)
         while found := await self.database.read(trash.deleted_before, before, _FORGOTTEN_AT_ONCE):
@@ -406,12 +407,12 @@ class DeletedFiles:
             for user_id, ids in _by_user(found).items():
                 done += await self.database.transact(transactions.trash.forget_files, user_id, ids)
             forgotten += done
-            if not done:  # they went meanwhile, or their rows are damaged
+            if not done:  # gone meanwhile, or damaged rows
                 break
         return forgotten
 
     async def close(self) -> None:
-        """Wait for what is under way in this process; reading ends with Stopping once the storage was told to stop."""
+        """Wait up to 10 s for restores in this process. When the storage stops, reading ends with Stopping."""
         if self._running:
             await asyncio.wait(self._running, timeout=10)
 
@@ -421,12 +422,12 @@ def _outcome_of(verdict: Verdict) -> File | errors.UploaderError:
 
 
 def _restorable(found: Mapping[str, TrashedFile]) -> list[TrashedFile]:
-    """Return the files that their user may restore: all that no gate has refused."""
+    """Return the files that the user may restore: all except refused ones."""
     return [file for file in found.values() if file.reason != TrashReason.REFUSED]
 
 
 def _is_unchanged(found: Found, trashed: TrashedFile) -> bool:
-    """Return whether bytes in their place are those that were there when a file of them was deleted."""
+    """Return whether bytes in place are unchanged since the deletion of a file."""
     return found.size == trashed.size and found.changed_at < trashed.deleted_at.timestamp()
 
 

@@ -1,4 +1,4 @@
-"""The use cases of finished files and their folders: list, rename, move, delete, download; and the caller's accounts."""
+"""The use cases of finished files and their folders: list, rename, move, delete, download; and the accounts of a user."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -26,7 +26,7 @@ from uploader.storage.base import BlobBytes, BytesAltered, Found, Gone, OpenBlob
 T = TypeVar("T")
 _ATTEMPTS = 10
 _CHANGING = "Files of these names are changing too fast; try again."
-# How long a download is kept waiting for its content to be healed, before its first byte.
+# The longest wait of a download, before the first byte, for the healing of the content.
 _HEALED_SECONDS = 5.0
 
 Contents = list[bytes | errors.UploaderError]
@@ -49,8 +49,8 @@ class Files:
         part: str | None = None,
         held: bool = False,
     ) -> tuple[list[File], str | None]:
-        """Return a page of files with names that start with `prefix` and contain `part`, newest first, and the cursor
-        of the next one; or of those that gates hold. Raises InvalidRequest for an unknown cursor."""
+        """Return a page of files with names that start with `prefix` and contain `part`, newest first, and the cursor of the
+        next page. `held`: list held files instead. Raises InvalidRequest for an unknown cursor."""
         if after is not None and not ID.fullmatch(after):
             raise errors.InvalidRequest.field("after", "is not a cursor of this list")
         ask = partial(
@@ -61,7 +61,7 @@ class Files:
         return page, page[-1].id if len(found) > limit else None
 
     async def get(self, user_id: str, file_id: str, *, held: bool = False) -> File:
-        """`held`: also one that a gate holds. Raises FileNotFound, FileHeld."""
+        """`held`: return also a held file. Raises FileNotFound, FileHeld."""
         file = await self.database.read(queries.file_or_held, user_id, file_id)
         if file is None:
             raise errors.FileNotFound()
@@ -70,35 +70,37 @@ class Files:
         return file
 
     async def _again(self, file: File) -> File:
-        """Raises FileNotFound if it has gone meanwhile, or came back to wait for a gate."""
+        """Read the row of a file again. Raises FileNotFound if the file is gone, or was restored and is now held."""
         again = await self.get(file.user_id, file.id, held=True)
         if again.held and not file.held:
             raise errors.FileNotFound()
         return again
 
     async def named(self, user_id: str, name: str) -> File | None:
-        """Return the newest file of this name; None if none has it."""
+        """Return the file with this name, or None."""
         found = await self.database.read(queries.files_of_names, user_id, [name])
         return max(found, key=lambda file: (file.created_at, file.id), default=None)
 
     async def open(self, file: File) -> OpenBlob:
-        """Return the content of a file, to read; the caller closes it. Raises FileNotFound, ContentDamaged, Unavailable."""
+        """Open the content of a file for reading. The caller closes the content. Raises FileNotFound, ContentDamaged,
+        Unavailable."""
         if file.damaged:
             raise errors.ContentDamaged()
         async with self.noting(file):
             with suppress(Gone):
                 return await self.storage.open_blob(file.sha256, file.size)
-            await self._again(file)  # it may have been deleted at this moment
+            await self._again(file)  # just deleted?
             if await self.healing.is_whole(file.sha256, file.size):
                 with suppress(Gone):
                     return await self.storage.open_blob(file.sha256, file.size)
         if not (await self._again(file)).damaged:
-            raise errors.StorageFailed()  # it could only not be looked at
+            raise errors.StorageFailed()  # it could not be examined
         raise errors.ContentDamaged()
 
     async def read_first(self, file: File, content: OpenBlob, length_bytes: int, offset: int) -> tuple[OpenBlob, bytes]:
-        """Read the first bytes of an open file, or close it. Return it, too: it is another one, where the first bytes were
-        altered and the content was healed at once. Raises ContentDamaged, StorageFailed."""
+        """Read bytes of an open content; on an error, close the content. Return the content and the bytes. If the bytes were
+        altered and the content was healed at once, the returned content is a new one. Raises ContentDamaged,
+        StorageFailed."""
         try:
             return content, await self._read(file, content, length_bytes, offset)
         except errors.ContentDamaged:
@@ -116,7 +118,7 @@ class Files:
             raise
 
     async def read_contents(self, files: Sequence[File]) -> Contents:
-        """Read whole contents that fit into memory together; in the place of one that can't be read is why. Raises
+        """Read whole contents that fit into memory together. For an unreadable content, the list has the error. Raises
         StorageAway."""
         known = [file for file in files if not file.damaged]
         found = await self.storage.read_contents([(file.sha256, file.size) for file in known])
@@ -128,7 +130,7 @@ class Files:
         return read
 
     async def _read_alone(self, file: File) -> bytes | errors.UploaderError:
-        """Read one that could not be read with others. Raises StorageAway."""
+        """Read a content alone, after a failed reading of several contents. Raises StorageAway."""
         try:
             opened, _ = await self.read_first(file, await self.open(file), 1, 0)
             try:
@@ -145,7 +147,7 @@ class Files:
         return content
 
     async def _is_healed(self, file: File) -> bool:
-        """Wait for a moment until it was looked at; whether its bytes may be given to anybody now."""
+        """Wait a few seconds for an examination of the content; return whether the content is good now."""
         with suppress(TimeoutError, Stopping, errors.Unavailable):
             async with asyncio.timeout(_HEALED_SECONDS):
                 await asyncio.shield(self.healing.examine_once(file.sha256))
@@ -154,8 +156,8 @@ class Files:
 
     @asynccontextmanager
     async def noting(self, file: File) -> AsyncIterator[None]:
-        """Watch over the reading of a content: have it examined soon if it can't be read, and at once if its bytes were
-        altered. Raises ContentDamaged for that."""
+        """Report errors of reading a content: schedule an examination if the content cannot be read; examine at once if
+        bytes were altered. Raises ContentDamaged for altered bytes."""
         try:
             yield
         except errors.StorageAway:
@@ -164,17 +166,17 @@ class Files:
             await self.healing.note_unreadable(file.sha256)
             raise
         except BytesAltered as error:
-            # By the whole content: it may be its checksums that rotted.
+            # The examination hashes the whole content, because the checksums themselves may be bad.
             self.healing.examine_once(file.sha256)
             raise errors.ContentDamaged() from error
 
     async def delete(self, user_id: str, file_id: str) -> None:
-        """Delete a file, and its content if this was the last file of it. Raises FileNotFound."""
+        """Delete a file, and the content if no other file has the content. Raises FileNotFound."""
         for _ in range(_ATTEMPTS):
             file = await self.get(user_id, file_id, held=True)
             if await self.database.transact(transactions.files.delete_file, file, self.clock.now()):
                 return await self._deleted(file)
-            # It was renamed at this moment, or deleted.
+            # The file was just renamed or deleted.
         raise errors.Unavailable(_CHANGING)
 
     async def delete_any(self, file_id: str, why: str | None) -> None:
@@ -194,10 +196,10 @@ class Files:
         try:
             await self.collect(file.sha256)
         except errors.UploaderError:
-            return  # the file is deleted; the collector comes back to its content
+            return  # the file is deleted; the collector retries the content
 
     async def collect(self, sha256: str) -> bool:
-        """Put a blob away that has no refs; False if it is in use."""
+        """Put a blob without refs away; return False if the blob is in use."""
         return await uninterrupted(self._collect(sha256))
 
     async def _collect(self, sha256: str) -> bool:
@@ -211,10 +213,10 @@ class Files:
 
         @self.database.outside
         async def remove() -> None:
-            # If the lock of the row was lost since, these may be the bytes of a merge by now; then they have changed.
+            # If the lock of the row was lost, a merge may have placed other bytes. Then `found` no longer matches.
             if found is None:
                 return
-            # What came after a copy of the database that was brought back may have files that this one forgot.
+            # Keep blobs newer than a restored copy of the database: the copy may lack their files.
             held = await self.database.read(meta.held_contents)
             if held is None or not held.holds(found.changed_at):
                 await self.storage.put_away(found)
@@ -229,11 +231,11 @@ class Files:
             try:
                 collected += await self.collect(sha256)
             except (errors.StorageFailed, errors.StorageFull):
-                continue  # the disk's error is in the log; it must not hold up the others
+                continue  # the error is in the log; continue with the other blobs
         return collected
 
     async def usage(self, user_id: str) -> Usage:
-        """Return the accounts of a user; zeros for one who is unknown."""
+        """Return the accounts of a user; zeros for an unknown user."""
         usage = await self.database.read(queries.usage, user_id)
         nothing = Usage(
             user_id=user_id, total_space=0, use_space_finished=0, use_space_unfinished=0, reserved=0, files=0
@@ -241,14 +243,14 @@ class Files:
         return usage or nothing
 
 
-# Of one transaction: other writers of SQLite wait for it.
+# Files read at once.
 _FILES_AT_ONCE = 200
 _PAUSE_SECONDS = 0.05
 
 
 @dataclass(eq=False, repr=False)
 class Folders:
-    """The names of files and folders, to read; one file is renamed, and an empty folder is made."""
+    """Lists files and folders, renames a file, makes an empty folder."""
 
     database: Database
     pre_create_hook: PreCreateHook
@@ -259,8 +261,7 @@ class Folders:
     async def level(
         self, user_id: str, prefix: str, *, limit: int, after: Place | None
     ) -> tuple[list[Folder | File], Place | None]:
-        """Return a page of one level, by name: the folders and the files right below a prefix; and where the next page
-        begins."""
+        """Return a page of the folders and files right below a prefix, by name, and the place where the next page begins."""
 
         ask = partial(levels.page, limit=limit, after=after)
         page, has_more = await self.database.read(ask, user_id, prefix)
@@ -271,7 +272,7 @@ class Folders:
         return await self.database.read(queries.folder_rows_below, user_id, prefix, after, limit)
 
     async def make(self, user_id: str, name: str) -> tuple[str, bool]:
-        """Make an empty folder; return its name, with a slash at the end, and False if it is there. Raises NameTaken,
+        """Make an empty folder; return its name with a slash at the end, and False if the folder existed. Raises NameTaken,
         TooManyFiles, NotAllowed, Unavailable."""
         make = partial(transactions.names.make_folder, max_files=self.max_files, now=self.clock.now())
 
@@ -295,23 +296,23 @@ class Folders:
             permission.note(wanted, file)
             await permission.ask()
             name = permission.allowed(wanted)
-            # Not, if somebody else renamed it at this moment.
+            # False if another request has just renamed the file.
             is_renamed = file.name == name or await self._rename(file, name, if_exists) == 1
         raise errors.Unavailable(_CHANGING)
 
     async def _rename(self, file: File, name: str, if_exists: IfExists) -> int:
-        """Return 0 if the file has another name now. Raises NameTaken, Unavailable."""
+        """Rename a file; return 0 if another request has renamed or deleted the file. Raises NameTaken, Unavailable."""
         rename = partial(transactions.files.move_files, if_exists=if_exists, now=self.clock.now(), creation=RENAME)
         for _ in range(_ATTEMPTS):
             try:
                 return await self.database.transact(rename, [file], {file.id: name})
             except Duplicate:
-                await asyncio.sleep(_PAUSE_SECONDS)  # a name was taken at this moment: next time it is there
+                await asyncio.sleep(_PAUSE_SECONDS)  # a name was just taken: the next attempt sees it
         raise errors.Unavailable(_CHANGING)
 
     async def names(self, user_id: str, selection: Selection) -> list[str]:
-        """Return the names of the files that are selected one by one, and the prefixes. Raises FileNotFound if there is
-        no file at all: it is not told which ids were another's."""
+        """Return the selected prefixes and the names of the files selected by id. Raises FileNotFound only if no file is
+        found, so that the error does not reveal ids of other users."""
         names = [
             name
             for ids in _batches(selection.ids)
@@ -329,26 +330,26 @@ class Folders:
                 yield file
 
     async def selected(self, user_id: str, selection: Selection) -> AsyncIterator[list[File]]:
-        """Yield files in batches that are not empty: those below prefixes, then those of the ids in their order, without
-        such as are no files of this user."""
+        """Yield non-empty batches of files: first files below the prefixes, then files with the ids, in order. Skip ids that
+        are no files of this user."""
         for prefix in await self._in_use(user_id, selection):
             async for files in self._below(user_id, prefix):
                 yield files
         for some in _batches(selection.ids):
             found = {file.id: file for file in await self.database.read(queries.files_by_ids, user_id, some)}
             in_order = (found[each] for each in some if each in found)
-            # An empty tuple starts no name.
+            # `startswith` with an empty tuple is false.
             if files := [file for file in in_order if not file.name.startswith(selection.prefixes)]:
                 yield files
 
     async def _in_use(self, user_id: str, selection: Selection) -> Sequence[str]:
-        """Return the prefixes that files have: one question for many that none has."""
+        """Return the prefixes with files, by one query. A single prefix is not checked."""
         if len(selection.prefixes) < 2:
             return selection.prefixes
         return await self.database.read(levels.prefixes_in_use, user_id, selection.prefixes)
 
     async def _below(self, user_id: str, prefix: str) -> AsyncIterator[list[File]]:
-        """Yield files in batches, in an order that a move does not change, so that each is met once."""
+        """Yield batches in the order of ids. A move does not change ids, so each file comes once."""
         ask = partial(queries.files_below, user_id=user_id, prefix=prefix, limit=_FILES_AT_ONCE)
         after: File | None = None
         while files := await self.database.read(partial(ask, after=after)):
@@ -357,7 +358,7 @@ class Folders:
 
 
 def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield what may be ids of files in batches."""
+    """Yield batches of well-formed ids."""
     known = [each for each in ids if ID.fullmatch(each)]
     for first in range(0, len(known), _FILES_AT_ONCE):
         yield known[first : first + _FILES_AT_ONCE]

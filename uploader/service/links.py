@@ -1,7 +1,7 @@
-"""The use cases of links: owners make, change and revoke them; visitors come, each with a session of their own.
+"""The use cases of links: owners make, change and revoke links; each visitor has a session.
 
-A session's token is good for its link alone, and ends with it (`revocations.py`). A new password ends all sessions of a
-link.
+The token of a session works for one link only, and ends with the link (`revocations.py`). A new password ends all sessions
+of a link.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ from uploader.service.revocations import Remembered, Revocations, SlowDown
 from uploader.service.secret import InstallationSecret
 
 TOKEN_PREFIX = "upls_"  # noqa: S105 (what tokens of visitors begin with)
-# For its maker's clock, which may be ahead.
+# The clock of the client may be ahead.
 _SLACK = timedelta(minutes=1)
-# Of a link, who do not come to send: a page that was left open for a day asks anew.
+# The longest session of a download link. A page left open for a day begins a new session.
 _DOWNLOAD_SECONDS = 86400.0
 _MAX_SESSIONS = 10_000
 _ATTEMPTS = 10
@@ -62,7 +62,7 @@ def hash_password(password: str) -> str:
 
 
 def is_password(password: str, stored: str) -> bool:
-    """Tell in constant time; nothing is the password of a damaged row."""
+    """Compare in constant time. With a damaged row, no password is right."""
     kind, _, rest = stored.partition("$")
     salt, _, wanted = rest.partition("$")
     try:
@@ -101,7 +101,7 @@ class Sharing:
         password: str | None = None,
         limits: Limits,
     ) -> Link:
-        """Make a link to a file, or to a folder whose name has a slash at its end; one to collect makes its folder. Raises
+        """Make a link to a file, or to a folder whose name ends in a slash. A collecting link makes its folder. Raises
         InvalidRequest, FileNotFound, NameTaken, TooManyFiles, TooManyLinks, NotAllowed, Unavailable."""
         now = self.clock.now()
         _check_limits(kind, limits)
@@ -163,8 +163,7 @@ class Sharing:
         return (await _with_slugs([link], self.secret.value))[0]
 
     async def change(self, user_id: str, link_id: str, changes: Mapping[str, Any]) -> Link:
-        """Change label, expires_at, password or limits, by their names. Raises LinkNotFound, TooManyLinks,
-        InvalidRequest."""
+        """Change label, expires_at, password or limits of a link. Raises LinkNotFound, TooManyLinks, InvalidRequest."""
         link, values = await self.get(user_id, link_id), dict(changes)
         _check_limits(link.kind, Limits(**{name: values[name] for name in _LIMITS if name in values}))
         if "expires_at" in values:
@@ -186,7 +185,7 @@ class Sharing:
 
 
 async def _with_slugs(found: Sequence[Link], secret: Secret) -> list[Link]:
-    """Return links with the slugs that their owner sees."""
+    """Return links with their slugs in plain text, for the owner."""
 
     def add_slugs() -> list[Link]:
         return [replace(link, slug=_slug_of(link, secret)) for link in found]
@@ -195,11 +194,12 @@ async def _with_slugs(found: Sequence[Link], secret: Secret) -> list[Link]:
 
 
 def _slug_of(link: Link, secret: Secret) -> str:
-    """Return nothing of a link whose slug was encrypted under another secret: it has ended."""
+    """Return the slug of a link; empty if the slug was encrypted with another secret, which means that the link has
+    ended."""
     if not link.slug:
         return secret.slug(link.id)
     if not link.slug.startswith(SEALED):
-        return link.slug  # of a node of an earlier version, a moment ago
+        return link.slug  # just made by a node of an earlier version
     return secret.open_sealed(Use.SLUG_STORE, link.slug, link.id) or ""
 
 
@@ -207,7 +207,7 @@ _LIMITS = ("max_downloads", "max_files", "max_bytes")
 
 
 def _check_limits(kind: LinkKind, limits: Limits) -> None:
-    """Raises InvalidRequest for a limit of the other kind."""
+    """Raises InvalidRequest for a limit of the other kind of link."""
     others = ("max_files", "max_bytes") if kind is LinkKind.DOWNLOAD else ("max_downloads",)
     for name in others:
         if getattr(limits, name) is not None:
@@ -223,14 +223,14 @@ class Visitors:
     revocations: Revocations
 
     def __post_init__(self) -> None:
-        # By the SHA-256 of their tokens; for a moment, because links follow their files and folders.
+        # By SHA-256 of the token. Only for a moment, because links change with their files and folders.
         self._known: Remembered[Visit] = Remembered(self.revocations, _BELIEVED_SECONDS, confirmed=False)
         self._guesses = asyncio.Semaphore(2)
 
     # Coming
 
     async def find(self, slug: str) -> Link:
-        """Return a link that works. Raises LinkNotFound, LinkGone."""
+        """Return a working link. Raises LinkNotFound, LinkGone."""
         link = await self.database.read(links.by_slug, hash_slug(slug), brief=True)
         if link is None or not is_slug_of(slug, link):
             raise errors.LinkNotFound()
@@ -239,8 +239,7 @@ class Visitors:
         return link
 
     async def begin(self, slug: str, password: str | None) -> tuple[str, datetime]:
-        """Let a visitor in; returns their token, and until when it works. Raises LinkNotFound, LinkGone, WrongPassword,
-        TooManyRequests."""
+        """Begin a session; return its token and its end. Raises LinkNotFound, LinkGone, WrongPassword, TooManyRequests."""
         link = await self.find(slug)
         if link.password is not None:
             await self._check(link, link.password, password)
@@ -268,8 +267,8 @@ class Visitors:
     # Being there
 
     async def authenticate(self, token: str, slow_down: SlowDown) -> Visit:
-        """Return whose token this is; first `slow_down`, unless it was right when it was last shown to this process. Raises
-        Unauthenticated, LinkGone, Unavailable, and as that."""
+        """Return the visit of a token. Call `slow_down` first, unless this process knows the token. Raises Unauthenticated,
+        LinkGone, Unavailable, and as `slow_down`."""
         token_sha256, generation = _sha256(token), self.revocations.generation
         visit = self._known.get(token_sha256)
         if visit is None:
@@ -284,7 +283,7 @@ class Visitors:
         return self._checked(visit)
 
     async def by_id(self, session_id: str) -> Visit:
-        """Return a visitor whom a signature names. Raises Unauthenticated, LinkGone, Unavailable."""
+        """Return the visit that a signed URL names. Raises Unauthenticated, LinkGone, Unavailable."""
         found = await self.database.read(links.visits, [session_id], brief=True)
         if session_id not in found:
             raise errors.Unauthenticated("The link is not valid.")
@@ -304,8 +303,7 @@ class Visitors:
     # Sending
 
     async def refuse_early(self, caller: Caller, name: str, size: int, md5: str | None = None) -> None:
-        """Refuse what is sure to be refused before anything is written; the transaction decides. Raises LinkGone,
-        LinkExhausted."""
+        """Refuse early, before anything is written. The transaction decides. Raises LinkGone, LinkExhausted."""
         if caller.link_id is not None:
             await self.database.read(_refuse, caller, name, size, md5, self.clock.now())
 
@@ -319,8 +317,8 @@ class Visitors:
         md5: str | None = None,
         sha256: str | None = None,
     ) -> Allowed:
-        """Ask the hook, by the name that the owner is to see. A visitor's own name stands: it is told back as it was asked
-        for, below the link's folder. Raises NotAllowed, Unavailable."""
+        """Ask the hook about the name that the owner will see. The hook cannot rename a visitor's file. Raises NotAllowed,
+        Unavailable."""
         if not hook.is_on:
             return Allowed(name)
         link = None if caller.link_id is None else await self.database.read(links.by_id, caller.link_id, brief=True)
@@ -340,7 +338,7 @@ async def _refuse(connection: Connection, caller: Caller, name: str, size: int, 
 
 @dataclass(eq=False, repr=False)
 class LinkKeeping:
-    """Ends what links that have ended have open, and forgets them, and visitors whose time is over."""
+    """Closes open uploads of ended links; forgets old links and expired sessions."""
 
     database: Database
     closers: Closers
@@ -350,8 +348,7 @@ class LinkKeeping:
     retention_seconds: float
 
     async def close_ended(self, limit: int, *, expired: bool) -> int:
-        """Cancel open uploads of links that somebody has ended, and of those that have `expired`, or not; return how many
-        those were."""
+        """Close open uploads of links that were ended early and, with `expired`, of expired links; return the number."""
         closed = 0
         now = self.clock.now() if expired else None
         for link in await self.database.read(links.ended_with_uploads, now, limit):
@@ -367,7 +364,7 @@ class LinkKeeping:
         return closed
 
     async def forget(self, limit: int) -> int:
-        """Forget also the former secret in time. Return how many links and visitors were forgotten."""
+        """Forget old links, expired sessions, and in time the former secret. Return the number of links and sessions."""
         now = self.clock.now()
         before = now - timedelta(seconds=self.retention_seconds)
         await self.secret.forget_former()
@@ -377,11 +374,11 @@ class LinkKeeping:
 
 @dataclass(eq=False, repr=False)
 class Shared:
-    """The files that the visitor of a link gets, by the names that they see.
+    """The files that a visitor may download, by the names that the visitor sees.
 
-    A process remembers a link for a moment, and an archive takes long: so the name of the folder is read again after the
-    files below it. A folder that moved has left its name to files that nobody shared. While a folder moves, its files are
-    below two names.
+    The link in memory may be outdated, and an archive takes long. So the name of the folder is read again after the files
+    below the folder: when the folder has moved, files that nobody shared may have the former name. While a folder moves, its
+    files are below two names.
     """
 
     database: Database
@@ -389,8 +386,7 @@ class Shared:
     folders: Folders
 
     async def get(self, link: Link, file_id: str) -> File:
-        """Raises FileNotFound, also for a file that a gate holds: nobody but its owner knows of it. Raises LinkGone,
-        Unavailable."""
+        """Raises FileNotFound, also for a held file, which only the owner may know. Raises LinkGone, Unavailable."""
 
         async def ask(folders: list[str]) -> File:
             try:
@@ -401,8 +397,8 @@ class Shared:
         return await self._in_folders(link, ask)
 
     async def page(self, link: Link, prefix: str, *, limit: int, after: str | None) -> tuple[list[File], str | None]:
-        """Return a page of the files below a prefix in the folder, newest first. Raises InvalidRequest, LinkGone,
-        Unavailable."""
+        """Return a page of the files below a prefix in the folder of the link, newest first. Raises InvalidRequest,
+        LinkGone, Unavailable."""
 
         async def ask(folders: list[str]) -> tuple[list[File], str | None]:
             found, has_more = list[File](), False
@@ -419,7 +415,7 @@ class Shared:
     async def level(
         self, link: Link, prefix: str, *, limit: int, after: Place | None
     ) -> tuple[list[Folder | File], Place | None]:
-        """Return a page of one level of the folder, as `Folders.level`. Raises LinkGone, Unavailable."""
+        """Return a page of one level of the folder, like `Folders.level`. Raises LinkGone, Unavailable."""
 
         async def ask(folders: list[str]) -> tuple[list[Folder | File], Place | None]:
             found, has_more = dict[str, Folder | File](), False
@@ -439,7 +435,7 @@ class Shared:
         return await self._in_folders(link, ask)
 
     async def read(self, link: Link, selection: Selection) -> AsyncIterator[File]:
-        """Yield selected files, each once, by the names that their owner sees when the folder has moved. Raises LinkGone,
+        """Yield selected files, each once, with the owner's names (while the folder moves: the new names). Raises LinkGone,
         Unavailable."""
         read, folders = set[str](), await self._folders_of(link)
         for folder in folders:
@@ -447,7 +443,7 @@ class Shared:
             selected = selection if folder == link.name else replace(selection, ids=(), prefixes=prefixes)
             async for files in self.folders.selected(link.user_id, selected):
                 if folder not in await self._folders_of(link):
-                    break  # these names were given up meanwhile: what has them now was never shared
+                    break  # the folder moved: files with these names now were never shared
                 for file in files:
                     if file.id not in read:
                         yield file if folder == link.name else replace(file, name=link.name + file.name[len(folder) :])
@@ -455,7 +451,8 @@ class Shared:
                     read.update(file.id for file in files)
 
     async def _in_folders(self, link: Link, ask: Callable[[list[str]], Awaitable[T]]) -> T:
-        """Ask for what is in the folder; while the folder moves, under both names. Raises LinkGone, Unavailable."""
+        """Call `ask` with the folder's names: two while the folder moves. Ask again if the names changed meanwhile. Raises
+        LinkGone, Unavailable."""
         folders = [link.name]
         for _ in range(_ATTEMPTS):
             found: T | errors.FileNotFound
@@ -471,8 +468,8 @@ class Shared:
         raise errors.Unavailable(_MOVING)
 
     async def _folders_of(self, link: Link) -> list[str]:
-        """Return the names of the folder: the former one, too, while the folder moves. Raises LinkGone; Unavailable where
-        the folder has another name by now."""
+        """Return the name of the folder, after the former name while the folder moves. Raises LinkGone, and Unavailable if
+        the folder has another name now."""
         if link.folder is None:
             return [link.name]
         found, former = await self.database.read(_link_and_former, link, brief=True)
@@ -489,7 +486,7 @@ async def _link_and_former(connection: Connection, link: Link) -> tuple[Link | N
 
 
 def _seen(link: Link, folders: Sequence[str], file: File) -> File:
-    """Return a file by the name that a visitor sees. Raises FileNotFound for one that is not given by this link."""
+    """Return a file with the visitor's name. Raises FileNotFound if the link does not share the file."""
     if link.file_id is not None:
         if file.id != link.file_id:
             raise errors.FileNotFound()

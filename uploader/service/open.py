@@ -1,7 +1,6 @@
-"""The use cases that begin an upload: open, resume, and tell the digests of one that was opened by id; and the room on
-the disk that each asks for.
+"""The use cases that begin an upload: check free space, open, resume, and take the digests of an upload opened by id.
 
-Whether it may finish without bytes is asked of `instant.py` first.
+Before an upload opens, `instant.py` checks if it can finish without bytes.
 """
 
 import asyncio
@@ -32,15 +31,15 @@ from uploader.settings import Settings
 from uploader.storage.base import Gone, Housekeeping, Space, UploadBytes
 
 _MOMENT_SECONDS = 1.0
-# What a store without a bound is taken to have: more than anybody will ever send, and still a number of every database.
+# The space of an unbounded store: more than anybody will ever send, but within the integers of all databases.
 UNBOUNDED = Space(total=1 << 62, free=1 << 62, trash=0)
 
 
 @dataclass(eq=False, repr=False)
 class Admission:
-    """Tells whether the disk has room for one more file, above the floor and beyond what open uploads were promised,
-    which takes a look at every user. So what is far from the floor is admitted by figures that are a moment old;
-    refused is only by those of now. It is approximate, which the floor absorbs. What the trash holds counts as free: it
+    """Checks free space for a new file, above the floor and beyond the bytes promised to open uploads. The sum of promised
+    bytes reads all users, so a file that fits is admitted by figures up to a second old. A refusal always uses fresh
+    figures. The check is approximate; the floor absorbs the error. Space of the trash counts as free, because the trash
     gives way."""
 
     settings: Settings
@@ -87,7 +86,7 @@ class Admission:
                 raise errors.StorageFull("The disk has no room for a file of this size at the moment; try again soon.")
 
     async def keep_floor(self) -> None:
-        """Have the trash give way where something else has filled the disk. Raises Unavailable."""
+        """Make the trash give way if something else has filled the disk. Raises Unavailable."""
         room = await self.room(0)
         lacking_bytes = min(room.lacking_bytes(0), room.trash_bytes)
         if lacking_bytes:
@@ -98,7 +97,7 @@ class Admission:
             self._known = replace(self._known, promised_bytes=self._known.promised_bytes + size)
 
 
-# Raised by the transaction of an opening before its commit.
+# Errors of the opening transaction before the commit.
 _ROLLED_BACK = (Duplicate, BlobLost, errors.Refused, errors.LinkGone)
 _TOO_FAST = "This upload is changing too fast, or its bytes can't be found; try again."
 
@@ -109,7 +108,8 @@ def chunk_sizes_of(settings: Settings) -> ChunkSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The database's answer to a request to open; with the account only if nothing else answers it."""
+    """Rows for a request to open an upload. The account is read only if there is neither an existing upload nor a source for
+    an instant upload."""
 
     existing: Upload | None
     source: Source
@@ -136,7 +136,7 @@ class Openings:
         self.max_file_size_bytes = min(self.settings.max_file_size_bytes, self.chunk_sizes.max_file_size())
 
     async def open(self, opening: Opening) -> UploadStatus | Complete | Challenge:
-        """Open, resume or finish at once. Raises as `POST /files/{md5}` and `POST /uploads` say."""
+        """Open or resume an upload, or finish it at once. Raises the errors of `POST /files/{md5}` and `POST /uploads`."""
         check_sent_name(opening.caller, opening.name)
         if opening.size > self.max_file_size_bytes:
             raise errors.FileTooLarge(limit=self.max_file_size_bytes)
@@ -146,7 +146,7 @@ class Openings:
             try:
                 return await self._open_once(opening)
             except (Duplicate, Gone, NotOpen, BlobLost):
-                await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster: what they did is the answer now
+                await asyncio.sleep(PAUSE_SECONDS)  # another request was faster: look at the new state
         raise errors.Unavailable(_TOO_FAST)
 
     async def _open_once(self, opening: Opening) -> UploadStatus | Complete | Challenge:
@@ -168,7 +168,9 @@ class Openings:
             await self.visitors.refuse_early(opening.caller, opening.name, opening.size)
         self._refuse_early(opening, found)
         await self.admission.check(opening.size)
-        if self.pre_create_hook.is_on and opening.kind is not UploadKind.PART:  # it has no name: asked is for its whole
+        if (
+            self.pre_create_hook.is_on and opening.kind is not UploadKind.PART
+        ):  # a part has no name: the hook is asked for the whole
             size = opening.size if opening.length_known else None
             allowed = await self.visitors.ask(
                 self.pre_create_hook, UPLOAD, opening.caller, opening.name, size, opening.md5, opening.sha256
@@ -200,7 +202,7 @@ class Openings:
         return _Found(None, source, usage, opened, has_room=has_room)
 
     async def _refuse_taken(self, connection: Connection, opening: Opening, existing: Upload | None) -> None:
-        """Raises NameTaken where it is known now. The same content is no other file: it may heal that."""
+        """Raises NameTaken early. A file with the same content does not count: the upload may heal the file."""
         if opening.if_exists in (None, IfExists.KEEP):
             return
         name = opening.name if existing is None else existing.name
@@ -213,7 +215,7 @@ class Openings:
         upload = await queries.upload_by_idempotency_key(connection, opening.caller, key)
         if upload is None:
             return None
-        # The hook may have given the upload another name; and with its folder the upload may have moved.
+        # The hook or a move of the folder may have renamed the upload.
         may_be_renamed = self.pre_create_hook.is_on or _last_segment(upload.name) == _last_segment(opening.name)
         if upload.size != opening.size or (upload.name != opening.name and not may_be_renamed):
             raise errors.InvalidRequest.field("Idempotency-Key", "was used with another name or size")
@@ -275,7 +277,7 @@ class Openings:
         return await self.uploads.begun(upload, era, made_at)
 
     async def _create(self, upload: Upload) -> float:
-        """Make the directory first, then the row: a row without bytes would lose what is acknowledged."""
+        """Make the directory before the row: with a row and no directory, acknowledged bytes would be lost."""
         made_at = await self.storage.create(upload)
         crash_point("open.after_create")
         insert = partial(
@@ -295,14 +297,15 @@ class Openings:
         return made_at
 
     async def _may_have_committed(self, upload: Upload) -> bool:
-        """A lost answer may hide a commit, even one to come: then the row has to find its directory."""
+        """Return whether the row may exist. If the answer of the database was lost, the commit may still happen, and then
+        the directory has to stay."""
         try:
             return await self.database.transact(queries.is_inserted, upload.id)
         except errors.Unavailable:
             return True
 
     def _refuse_early(self, opening: Opening, found: _Found) -> None:
-        """Refuse what is sure to be refused before anything is written; the transaction decides."""
+        """Refuse early, before anything is written. The transaction decides."""
         usage = found.usage
         if usage is not None and not usage.fits(opening.size):
             QUOTA_REFUSALS.inc()
@@ -315,8 +318,8 @@ class Openings:
     # Telling the digests
 
     async def tell(self, target: Target, md5: str, sha256: str | None) -> UploadStatus | Complete | Challenge:
-        """Take the digests of an upload that was opened by id, as soon as its client knows them. Raises LengthUnknown,
-        Md5Conflict, Sha256Conflict, UploadExists, UploadNotFound, UploadGone, Unavailable."""
+        """Take the digests of an upload opened by id, when its client has computed them. Raises LengthUnknown, Md5Conflict,
+        Sha256Conflict, UploadExists, UploadNotFound, UploadGone, Unavailable."""
         for _ in range(ATTEMPTS):
             try:
                 match await self.uploads.find(target):
@@ -360,7 +363,8 @@ class Openings:
         return await self.instant.challenge(opening, md5) or await self.uploads.status_of(told)
 
     async def _tell(self, upload: Upload, md5: str | None, sha256: str | None) -> Upload:
-        """Store claimed digests; those that somebody else claimed meanwhile stand."""
+        """Store claimed digests. Digests that another request has claimed meanwhile stay. Raises Md5Conflict,
+        Sha256Conflict."""
         told = await self.database.transact(transactions.uploads.tell_digests, upload.id, md5, sha256)
         crash_point("tell.after_commit")
         if md5 is not None and told.md5 != md5:
@@ -395,7 +399,7 @@ def _check_claims(upload: Upload, size: int, sha256: str | None) -> None:
 
 
 def _check_empty(opening: Opening) -> None:
-    """Check the one content whose digests are known before it is sent."""
+    """Check the digests claimed for an empty file. Raises Md5Mismatch, Sha256Mismatch."""
     if opening.md5 not in (None, EMPTY_MD5):
         raise errors.Md5Mismatch("This is not the MD5 of nothing.", expected=opening.md5, actual=EMPTY_MD5)
     if opening.sha256 not in (None, EMPTY_SHA256):

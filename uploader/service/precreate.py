@@ -1,8 +1,8 @@
-"""The question before each operation that creates a name: another application may refuse the operation before anything is
-written, or give the file another name and other metadata.
+"""The pre-create hook: before an operation creates a name, an application may refuse the operation or change name and
+metadata of the file.
 
-The question is asked outside of any transaction, once a request. A transaction that finds other names under its locks
-ends, and the hook is asked about these names.
+The hook is asked outside of transactions, once per request. If a transaction finds other names under its locks, the
+transaction ends and the hook is asked about these names.
 """
 
 import asyncio
@@ -34,17 +34,17 @@ TIMEOUT_SECONDS = 2.0
 _AT_ONCE = 32
 _MAX_DETAIL_CHARACTERS = 500
 _CONTENT_TYPE = "application/json"
-# Of one question: as many as a selection of files and folders may have, and more than that of a move of a prefix.
+# The most names in one question: enough for a selection of files. A move of a prefix with more names is refused.
 MOST_NAMES = 10_000
-# A question of more names is written and signed in a thread.
+# A question with more names is encoded in a thread.
 _MOST_NAMES_ON_LOOP = 100
-# Of metadata, as tus has them in a header.
+# The longest metadata, in the form of the tus header.
 MAX_METADATA_BYTES = 4096
 _KEY = re.compile(r"[!-+\--~]+")
 
 
 class _Told(msgspec.Struct):
-    """Other members are for others."""
+    """Members of the answer. Other members are ignored."""
 
     name: str | None = None
     metadata: dict[str, str] | None = None
@@ -55,12 +55,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The names that an operation is about to create; the name of a folder ends with a slash."""
+    """The names that an operation is about to create. Names of folders end in a slash."""
 
     creation: Creation
     user_id: str
     names: tuple[str, ...]
-    # Of a single file; None where the length is not known yet.
+    # The size of a single file; None if still unknown.
     size: int | None = None
     md5: str | None = None
     sha256: str | None = None
@@ -74,8 +74,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The name that a file or a folder may have (for several: the first); and metadata, as `Upload-Metadata` has them, in
-    place of its client's, which stand where there are none."""
+    """The answer of the hook: the name of the file or folder (of several: the first), and metadata in the form of
+    `Upload-Metadata` that replace the client's. Metadata None: the client's stay."""
 
     name: str
     metadata: str | None = None
@@ -83,7 +83,7 @@ class Allowed:
 
 @dataclass(slots=True)
 class Asker:
-    """The origin of a request, and what it was allowed so far."""
+    """The client address of a request, and the answers of the hook so far."""
 
     address: Callable[[], str | None]
     allowed: dict[Question, Allowed] = field(default_factory=dict)
@@ -94,7 +94,7 @@ asker_of_request: ContextVar[Asker | None] = ContextVar("asker", default=None)
 
 @dataclass(eq=False, repr=False)
 class PreCreateHook:
-    # None: everything may come. `timeout_seconds`: also for one's turn, among the many that are asked at once.
+    # `post`: None allows everything. `timeout_seconds` includes the wait for a turn among parallel questions.
     post: SignedPost | None
     _: KW_ONLY
     allows_on_failure: bool
@@ -118,14 +118,14 @@ class PreCreateHook:
         return allowed
 
     async def _ask(self, post: SignedPost, question: Question, asker: Asker | None) -> Allowed | None:
-        """Return None where what its client says stands. Raises NotAllowed, Unavailable."""
+        """Return None if the hook failed and failures are allowed. Raises NotAllowed, Unavailable."""
         address, is_long = None if asker is None else asker.address(), len(question.names) > _MOST_NAMES_ON_LOOP
         body = await in_thread(question.told, address) if is_long else question.told(address)
         try:
             async with asyncio.timeout(self.timeout_seconds), self._at_once:
                 answer = await post.sign_and_send(new_id(), body, _CONTENT_TYPE)
         except TimeoutError:
-            post.close()  # whatever swallowed this question may have more of its connections
+            post.close()  # the other connections may hang, too
             self._fail(f"no answer within {self.timeout_seconds:g} s")
         except NoAnswer as error:
             self._fail(str(error))
@@ -159,18 +159,18 @@ class PreCreateHook:
 
 @dataclass(eq=False, repr=False)
 class Permission:
-    """The names that the hook has allowed for one request of a user, and the names to ask the hook about."""
+    """The names that the hook has allowed for one request of a user, and the names still to ask about."""
 
     hook: PreCreateHook
     creation: Creation
     user_id: str
-    # The names that the files and folders may have, by the names that the hook was asked about.
+    # Allowed names, by the names asked about.
     _allowed: dict[str, str] = field(default_factory=dict, init=False)
-    # With the file of each: None for a folder, and for several files that want one name.
+    # Names to ask about, with their files; None for a folder or for several files that want the same name.
     _noted: dict[str, File | None] = field(default_factory=dict, init=False)
 
     def note(self, name: str, file: File | None = None) -> None:
-        """Note a name to ask about, unless the hook has allowed this name. Raises InvalidRequest for too many."""
+        """Note a name to ask about, unless the hook has allowed the name. Raises InvalidRequest for too many names."""
         if not self.hook.is_on or name in self._allowed:
             return
         self._noted[name] = file if name not in self._noted else None
@@ -179,11 +179,11 @@ class Permission:
 
     @property
     def is_to_ask(self) -> bool:
-        """Return whether names were noted that the hook was not asked about."""
+        """Return whether noted names wait for `ask`."""
         return bool(self._noted)
 
     async def ask(self) -> None:
-        """Ask about all names that were noted, at once. Raises NotAllowed, Unavailable."""
+        """Ask about all noted names in one question. Raises NotAllowed, Unavailable."""
         if not self._noted:
             return
         noted, self._noted = self._noted, {}
@@ -196,14 +196,14 @@ class Permission:
         self._allowed |= zip(names, (allowed.name, *names[1:]), strict=True)
 
     def allowed(self, name: str) -> str:
-        """Return the name that a file may have in place of a name that was asked about."""
+        """Return the allowed name for a name."""
         return self._allowed.get(name, name)
 
 
 async def with_folder(hook: PreCreateHook, user_id: str, name: str, work: Callable[[str, bool], Awaitable[T]]) -> T:
-    """Run `work`, a transaction that makes a folder if it is not there, with the name of the folder and whether the hook
-    allows this name. Where the transaction raises NotAsked, ask the hook, and run it again by the name of the answer. Raises
-    NotAllowed, Unavailable, and what `work` raises."""
+    """Run `work`, a transaction that makes a folder, with a name and a flag: true if the hook allows the name or is off.
+    With the hook on, the first run has the flag false. If the run raises NotAsked because the folder is new, ask the hook
+    and run `work` again with the allowed name. Raises NotAllowed, Unavailable, and errors of `work`."""
     if hook.is_on:
         with suppress(NotAsked):
             return await work(name, False)
@@ -212,8 +212,7 @@ async def with_folder(hook: PreCreateHook, user_id: str, name: str, work: Callab
 
 
 def _allowed_by(body: bytes, question: Question) -> Allowed:
-    """Read what an answer has in place of what the client said. A body that is no JSON object says nothing. Raises
-    ValueError."""
+    """Read name and metadata from an answer. A body that is no JSON object changes nothing. Raises ValueError."""
     asked = question.names[0]
     if not body.lstrip().startswith(b"{"):
         return Allowed(asked)

@@ -1,7 +1,7 @@
-"""The transactions, one function each: every change of uploads, files, blobs and users, and of the accounts by them.
+"""The transactions, one function each: changes of uploads, files, blobs and users, with their accounting.
 
-Rows are locked in one order everywhere: upload, blob, file, link, user. Each function runs inside `Database.transact`, so it
-may be run again from its start; what it raises rolls everything back.
+All transactions lock rows in one order: upload, blob, file, link, user. Each function runs inside `Database.transact`, which
+may run a function again from its start. An exception rolls the transaction back.
 """
 
 from uploader.database.transactions import bulk, files, gates, links, names, rows, trash, uploads, users

@@ -1,9 +1,9 @@
-"""Bulk operations: a move or a deletion of many names, in transactions that each take the first names that are left.
+"""Bulk operations: move or delete many names. Each transaction takes the first remaining names.
 
-A row of `bulk_operation` says what is left to do. Each transaction locks this row, takes some names together with their
-figures and events, and says in the row how far the operation has come; the last one removes the row. So the call that is
-repeated, or a job, goes on after a crash, and several that go on at once do nothing twice. Most names of a move have free
-targets: one statement moves these. `move_taken` decides on the others, one by one.
+A row of `bulk_operation` holds the progress. Each transaction locks the row, changes some names with their accounting and
+events, and updates the progress; the last transaction removes the row. After a crash, a repeated call or a job continues.
+Because of the lock, two callers never change a name twice. If all targets of a range are free, one statement moves the
+range. Otherwise `move_taken` decides name by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,24 +25,24 @@ from uploader.domain.creations import MOVE
 from uploader.domain.names import folders_of
 from uploader.domain.upload import File
 
-# Of one transaction: other writers of SQLite wait for it.
+# Limits per transaction: other writers of SQLite wait for its end.
 NAMES_AT_ONCE, FILES_AT_ONCE = 250, 100
 _OPERATIONS = models.bulk_operation.c
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One row of `bulk_operation`. `part`: the prefix that is being worked on, and after all of them the ids; `place`: of a
-    prefix the pass, from 1 on, and of the ids how many are done."""
+    """One row of `bulk_operation`. `part`: the index of the current prefix; the ids come after the last prefix. `place`: for
+    a prefix, the pass, from 1 (0: not begun); for the ids, the number done."""
 
     id: str
     user_id: str
     work: Work
     part: int = 0
     place: int = 0
-    # That were moved or deleted so far.
+    # Files moved or deleted so far.
     files: int = 0
-    # It has no row any more.
+    # The row was removed.
     has_ended: bool = False
 
     @property
@@ -51,7 +51,7 @@ class Operation:
 
 
 class Contradiction(Exception):
-    """An operation of the same user is under way, whose outcome depends on which of the two is first."""
+    """Another operation of the same user is under way, and the order of the two would change the outcome."""
 
     def __init__(self, other: Operation) -> None:
         super().__init__(other.id)
@@ -59,14 +59,14 @@ class Contradiction(Exception):
 
 
 class NamesTaken(Exception):
-    """Not all names of a range are free to move: they have to be decided on one by one."""
+    """Some targets of a range are taken: `move_taken` has to decide name by name."""
 
 
 class NotAskedAbout(Exception):
-    """A range has names that the pre-create hook was not asked about."""
+    """A range has new names that the pre-create hook has not seen."""
 
 
-# Notes the new names of files and folders; returns whether the pre-create hook has to be asked about any of them.
+# Notes the new names of files and folders. Returns true if the pre-create hook must be asked.
 Note = Callable[[Mapping[str, File | None]], bool]
 
 _OPERATION = sa.select(*(_OPERATIONS[name] for name in ("id", "user_id", "work", "part", "place", "files")))
@@ -84,7 +84,7 @@ _UPDATE = (
 )
 _DELETE = sa.delete(models.bulk_operation).where(_OPERATIONS.id == sa.bindparam("of_operation"))
 
-# From a name to another one, the last one included. The length of the source is in bytes, as the columns are binary.
+# Changes the prefix of all names from `first` to `last`, both included. `skip` counts bytes, because the columns are binary.
 _SET_PREFIX = {
     "sqlite": """
 UPDATE {table} SET name = CAST(:target || SUBSTR(name, :skip) AS BLOB)
@@ -115,7 +115,7 @@ def _within(table: sa.Table) -> "sa.Select[Any]":
 async def names_within(
     connection: AsyncConnection, table: sa.Table, user_id: str, spans: Sequence[Span], most: int
 ) -> list[bytes]:
-    """Return the first names of the first span that has any."""
+    """Return the first names of the first span that is not empty."""
     for first, last in spans:
         asked = {"user_id": user_id, "first": first, "beyond": last, "most": most}
         if found := list((await connection.execute(_within(table), asked)).scalars()):
@@ -124,7 +124,7 @@ async def names_within(
 
 
 async def has_names(connection: AsyncConnection, user_id: str, span: Span) -> bool:
-    """Return whether a file or a folder has a name of a span."""
+    """Return whether a file or an empty folder has a name in the span."""
     for table in (models.file, models.folder):
         if await names_within(connection, table, user_id, [span], 1):
             return True
@@ -139,7 +139,7 @@ def text_of(name: bytes) -> str:
 
 
 async def of_call(connection: AsyncConnection, user_id: str, work: Work) -> Operation | None:
-    """Return the operation of a call that was made before."""
+    """Return the operation of an earlier, identical call."""
     return await queries.first_of(connection, _operation_of, _BY_DIGEST, user_id=user_id, digest=work.digest)
 
 
@@ -148,7 +148,7 @@ async def by_id(connection: AsyncConnection, operation_id: str) -> Operation | N
 
 
 async def under_way(connection: AsyncConnection, limit: int) -> list[Operation]:
-    """Return operations of all users, the oldest first."""
+    """Return operations of all users, oldest first."""
     return await queries.all_of(connection, _operation_of, _OPERATION.order_by(_OPERATIONS.id).limit(limit))
 
 
@@ -169,10 +169,10 @@ async def former_folder(connection: AsyncConnection, user_id: str, folder: str) 
 
 
 async def begin(connection: AsyncConnection, operation: Operation, now: datetime) -> Operation:
-    """Insert the row of an operation, and begin with its first prefix. Raises Contradiction, InvalidRequest, Duplicate if
-    the same call was faster, BlobLost if the user's row has gone."""
+    """Insert the row of an operation and begin with the first prefix. Raises Contradiction, InvalidRequest, Duplicate if an
+    identical call was faster, BlobLost if the user's row is gone."""
     moved = await _begin_part(connection, operation, now)
-    await rows.lock_user(connection, operation.user_id)  # of two that contradict each other, one sees the other
+    await rows.lock_user(connection, operation.user_id)  # the later of two calls sees the row of the earlier
     await expect_no_contradiction(connection, operation.user_id, operation.work)
     row = {name: getattr(operation, name) for name in ("id", "user_id", "part", "files")}
     row |= {"work": operation.work.encoded(), "digest": operation.work.digest, "created_at": now, "place": moved.place}
@@ -188,7 +188,7 @@ async def expect_no_contradiction(connection: AsyncConnection, user_id: str, wor
 
 
 async def end(connection: AsyncConnection, operation_id: str) -> None:
-    """Give up what is left of an operation."""
+    """Remove the row of an operation; the remaining names stay as they are."""
     await connection.execute(_DELETE, {"of_operation": operation_id})
 
 
@@ -200,7 +200,7 @@ async def _locked(connection: AsyncConnection, operation: Operation) -> Operatio
 async def _advance(
     connection: AsyncConnection, operation: Operation, more: int, *, place: int, is_done: bool = False
 ) -> Operation:
-    """Note how far an operation has come; `is_done`: with this part."""
+    """Store the progress of an operation. `is_done`: the current part is finished."""
     part = operation.part + is_done
     operation = replace(operation, part=part, place=0 if is_done else place, files=operation.files + more)
     if operation.current is None and not operation.work.ids[operation.place :]:
@@ -215,8 +215,8 @@ async def _advance(
 
 
 async def go_on(connection: AsyncConnection, operation: Operation, now: datetime, note: Note | None) -> Operation:
-    """Take the next names of an operation, and return how far the operation has come. `note` is None where the hook was
-    asked by an earlier request. Raises NamesTaken, NotAskedAbout, LinksBelow, NamesChanged, NameTaken, InvalidRequest."""
+    """Take the next names of an operation and return the operation with its progress. `note` is None if no hook has to be
+    asked. Raises NamesTaken, NotAskedAbout, LinksBelow, NamesChanged, NameTaken, InvalidRequest."""
     operation = await _locked(connection, operation)
     part = operation.current
     if operation.has_ended:
@@ -232,14 +232,16 @@ async def go_on(connection: AsyncConnection, operation: Operation, now: datetime
 
 
 async def _begin_part(connection: AsyncConnection, operation: Operation, now: datetime) -> Operation:
-    """Let links follow a prefix, or end; and uploads that are open below the prefix follow."""
+    """Begin with a prefix. A move renames links to folders, open uploads and waiting concatenations below the prefix; a
+    deletion ends the links."""
     part, user_id = operation.current, operation.user_id
     if part is None:
         return operation
     if part.target is None:
         await links.end_below(connection, user_id, part.source, now)
     else:
-        # Locked before the links. Moved after them: their new names must not end the links.
+        # Uploads are locked before links. They are renamed after the links, because an upload below the new name of a link
+        # would end the link.
         opened = await coming(connection, user_id, part.source, lock=True)
         await links.move_below(connection, user_id, part.source, part.target, now)
         await _move_coming(connection, opened, part)
@@ -265,7 +267,8 @@ async def _take_ids(connection: AsyncConnection, operation: Operation, now: date
 
 
 def targets_of(files: Sequence[File], folder: str) -> dict[str, str]:
-    """Return the names of files in a folder, without the files that have these names. Raises InvalidRequest."""
+    """Return the new names of files moved into a folder, by file id. Leave out files that keep their names. Raises
+    InvalidRequest."""
     targets = {file.id: Part(file.name[: file.name.rfind("/") + 1], folder).moved(file.name) for file in files}
     return {file.id: targets[file.id] for file in files if targets[file.id] != file.name}
 
@@ -315,7 +318,7 @@ async def _move_free(
             _expect_asked(note, {part.moved(file.name): file for file in files})
         filled = await filled_by(connection, user_id, targets)
         if await _set_prefix_of(connection, models.file, user_id, part, found) != len(found):
-            raise Duplicate(part.source)  # of a name that a flipped byte of SQLite hides
+            raise Duplicate(part.source)  # a flipped byte in SQLite hides a name
         more = await names.leave(connection, user_id, [part.source], now)
         more -= await names.forget_folders(connection, user_id, filled)
         more -= await excess(connection, user_id, usage.files, more)
@@ -338,8 +341,8 @@ async def _move_free(
 
 
 async def move_taken(connection: AsyncConnection, operation: Operation, now: datetime, note: Note | None) -> Operation:
-    """Take the next names of a move, of which not all are free. Raises NotAskedAbout, LinksBelow, NamesChanged, NameTaken,
-    InvalidRequest."""
+    """Take the next names of a move, deciding on each name, because some targets are taken. Raises NotAskedAbout,
+    LinksBelow, NamesChanged, NameTaken, InvalidRequest."""
     operation = await _locked(connection, operation)
     part, user_id = operation.current, operation.user_id
     if operation.has_ended or part is None:
@@ -355,11 +358,10 @@ async def move_taken(connection: AsyncConnection, operation: Operation, now: dat
 
 
 async def filled_by(connection: AsyncConnection, user_id: str, targets: Sequence[str]) -> list[str]:
-    """Return the empty folders in which files come to lie, which are above all targets. Raises NamesTaken unless all targets
-    are free.
+    """Return the empty folders above the targets. Raises NamesTaken unless all targets are free.
 
-    The targets are in order. All that is in the way of one has a name between the first target and the last name below a
-    target, or is a file above the first one.
+    The targets are in order. A name in the way lies between the first target and the last name below a target, or is a file
+    above a target.
     """
     first, last = targets[0].encode(), max(f"{target}0".encode() for target in targets)  # 0 is after the slash
     if await has_names(connection, user_id, (first, last)):
@@ -386,7 +388,7 @@ async def _set_prefix_of(
 async def _move_folders(
     connection: AsyncConnection, operation: Operation, part: Part, found: list[str], now: datetime, note: Note | None
 ) -> None:
-    """Give empty folders their new names; the one that is the prefix itself has none at the top."""
+    """Rename empty folders. A folder that would become the top is removed."""
     targets = {name: part.moved_folder(name) for name in found}
     _expect_asked(note, dict.fromkeys(target for target in targets.values() if target))
     if found:
@@ -394,7 +396,7 @@ async def _move_folders(
 
 
 async def _is_deeper(connection: AsyncConnection, user_id: str, part: Part, number: int) -> bool:
-    """Return whether a later pass has names."""
+    """Return whether the passes from `number` on have names."""
     (first, *_, (_, last)) = part.spans(number)
     if await has_names(connection, user_id, (first[0], last)):
         return True
@@ -412,7 +414,8 @@ Coming = list[tuple[sa.Table, str, str]]
 
 
 async def coming(connection: AsyncConnection, user_id: str, prefix: str, *, lock: bool = False) -> Coming:
-    """Return what is open below a prefix, with ids and names: concatenations are locked before uploads."""
+    """Return waiting concatenations and open uploads below a prefix, with ids and names. Concatenations are locked before
+    uploads."""
     found: Coming = []
     for table in (models.concatenation, models.upload):
         for upload_id, name in await connection.execute(levels.COMING[table.name], {"user_id": user_id}):

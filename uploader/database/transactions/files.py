@@ -1,7 +1,6 @@
-"""The transactions of files and of their contents: what comes at once, without chunks, and what users do with one file
-or with many.
+"""Transactions of files and contents: add whole files, rename, delete, collect.
 
-What is done to the bytes of a content is done while nobody else has its row.
+A transaction changes the bytes of a content only while it holds the lock of the content's row.
 """
 
 import json
@@ -34,15 +33,15 @@ from uploader.errors import LinkExhausted, NameTaken, QuotaExceeded, TooManyFile
 from uploader.runtime.crashpoints import crash_point
 
 T = TypeVar("T")
-# Makes bytes the blob while its row is locked, and returns where they are now, if the store has locations.
+# Places the bytes of a blob while the row is locked. Returns the location, if the store has locations.
 PlaceBlob = Callable[[], Awaitable[str | None]]
-# Of those with these SHA-256s, by SHA-256.
+# Places several blobs; returns locations by SHA-256.
 PlaceBlobs = Callable[[Collection[str]], Awaitable[Mapping[str, str]]]
 
 
 async def relocate(connection: AsyncConnection, locations: Mapping[str, str], now: datetime) -> None:
-    """Say where contents lie from now on, by SHA-256; the caller has their rows locked. Where they were before is put away.
-    None of a store that has no locations."""
+    """Store new locations of contents, by SHA-256, and put the former objects away. The caller has locked the rows.
+    `locations` is empty for a store without locations."""
     if not locations:
         return
     former = await connection.execute(rows.LOCATED, {"of_contents": sorted(locations)})
@@ -53,12 +52,12 @@ async def relocate(connection: AsyncConnection, locations: Mapping[str, str], no
     else:
         values = [{"of_content": sha256, "new_location": key} for sha256, key in sorted(locations.items())]
         await connection.execute(rows.RELOCATE, values)
-    # The last of it: see `_put_away` of the ledger.
+    # At the end: see `_put_away` of the ledger.
     await connection.execute(rows.BRING_BACK, {"keys": sorted(locations.values())})
 
 
 async def _put_away(connection: AsyncConnection, left: Sequence[tuple[str, int, str]], now: datetime) -> None:
-    """`left`: contents, their sizes, and the keys at which they do not lie any more."""
+    """`left`: SHA-256, size and former key of each content."""
     if left:
         values = [{"object_key": key, "name": sha256, "size": size, "created_at": now} for sha256, size, key in left]
         await connection.execute(rows.PUT_AWAY[connection.dialect.name], values)
@@ -72,12 +71,12 @@ async def collect_blob(
     remove: Callable[[], Awaitable[None]],
     now: datetime,
 ) -> bool:
-    """Remove a blob without refs, its bytes before the commit: a row without bytes is mended by the next merge, bytes
-    without a row by nobody. False if it is in use or gone. One that has a location is put away by a row instead, without
-    `prepare` and `remove`.
+    """Remove a blob without refs; return False if the blob is in use or gone. The bytes go before the commit: the next merge
+    repairs a row without bytes, but nothing repairs bytes without a row. A blob with a location is put away by a row,
+    without `prepare` and `remove`.
 
-    `prepare` makes durable that it has no refs. If the database crashed meanwhile, this connection is gone and the
-    statement after it fails.
+    `prepare` makes sure that the database durably has no refs of the blob. If the database crashes during `prepare`, the
+    connection is lost and the next statement fails.
     """
     row = (await connection.execute(rows.LOCK_REFS, {"of_blob": sha256})).mappings().first()
     if row is None or row["refs"] != 0:
@@ -97,11 +96,11 @@ async def collect_blob(
 async def with_blob_locked(
     connection: AsyncConnection, sha256: str, work: Callable[[queries.Blob | None], Awaitable[T]], now: datetime
 ) -> T:
-    """Let `work` change the bytes of a content; it is given their row, or None if they have none.
+    """Let `work` change the bytes of a content while its row is locked. `work` gets the row, or None if there is no row.
 
-    Then there is no row to lock, and READ COMMITTED locks no gap. So one is inserted that nobody ever sees: a merge of
-    this content waits for it, and then places its own bytes. Raises Duplicate (from the engine) if one came at this
-    moment.
+    READ COMMITTED locks no gap, so a missing row is inserted and deleted again before the commit. A merge of this content
+    waits for the row and then places its own bytes. Raises Duplicate (from the engine) if another transaction inserted the
+    row at the same time.
     """
     blob = await queries.blob_by_sha256(connection, sha256, lock=True)
     if blob is not None:
@@ -123,8 +122,8 @@ async def note_scrub(
     reread_at: datetime | None = None,
     md5: str | None = None,
 ) -> None:
-    """Note what reading a blob back found. The caller has its row locked. `restored`: it was bad, known or not, and
-    other bytes are in its place now. `reread_at`: when it is tried again, if it may get well by itself."""
+    """Store the result of reading a blob back. The caller has locked the row. `restored`: the bytes were bad and have been
+    replaced. `reread_at`: when to read again, if the error may be temporary."""
     kind = EventType.CONTENT_DAMAGED if damaged else EventType.CONTENT_HEALED
     before = await queries.blob_by_sha256(connection, sha256) if listens(connection, kind) else None
     await _note_reading(connection, sha256, damaged=damaged, scrubbed_at=now, reread_at=reread_at)
@@ -135,7 +134,7 @@ async def note_scrub(
 
 
 async def note_unreadable(connection: AsyncConnection, sha256: str, now: datetime, reread_at: datetime) -> None:
-    """Note that a blob could not be read, which says nothing of its bytes."""
+    """Store that a blob could not be read. The bytes may still be good."""
     await _note_reading(connection, sha256, scrubbed_at=now, reread_at=reread_at)
 
 
@@ -144,25 +143,25 @@ async def _note_reading(connection: AsyncConnection, sha256: str, **found: objec
 
 
 class NamesChanged(Duplicate):
-    """A name was taken, or given up, by a file whose content is not locked."""
+    """A concurrent transaction changed a name, and the content of its file is not locked here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A file that was made, or that is the same and was there already."""
+    """A new file, or an existing file with the same name and content."""
 
     file: File
     is_new: bool
 
 
-# What became of a file that was to be made.
+# The outcome of a request to make a file.
 Refusal = NameTaken | QuotaExceeded | TooManyFiles | LinkExhausted
 Verdict = Added | Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The bounds of a user's account, beyond the quota in it, and an open upload that is closed by a file."""
+    """The limit of files of a user, and the open upload that the new file closes."""
 
     max_files: int = 0
     closed: Upload | None = None
@@ -171,7 +170,8 @@ class Room:
         self, creation: Creation, usage: Usage, more_bytes: int, more_files: int, size: int
     ) -> QuotaExceeded | TooManyFiles | None:
         freed_bytes, freed_files = (0, 0) if self.closed is None else (self.closed.size, 1)
-        # What replaces more than it takes is let in, also where an administrator lowered the total below what is used.
+        # A file that replaces a file of at least its own size is allowed, even if an administrator lowered the total space
+        # below the used space.
         is_less = more_bytes <= 0 < size
         if creation.counts_bytes and not is_less and not usage.fits(more_bytes - freed_bytes):
             return QuotaExceeded(**usage.figures(size))
@@ -182,24 +182,24 @@ class Room:
 
 @dataclass(slots=True)
 class Changes:
-    """The decisions on files that are to be made, each after those before it, and the changes that follow."""
+    """Decisions on new files, in order, and the resulting changes. Each decision takes the earlier ones into account."""
 
     names: Names
     if_exists: IfExists
-    # Without those files in the trash that give way.
+    # Without the deleted files that are removed to make room.
     usage: Usage
     room: Room
     creation: Creation
-    # By which they come.
+    # The link by which the files come.
     link: Link | None = None
     verdicts: list[Verdict] = field(default_factory=list)
-    # To be added to `use_space_finished`.
+    # Change of `use_space_finished`.
     finished_bytes: int = 0
     made: list[File] = field(default_factory=list)
     removed: list[File] = field(default_factory=list)
-    # Of contents, how many refs are too many, without those of the files that are removed.
+    # Refs to drop, by SHA-256, besides the refs of `removed`.
     dropped: Counter[str] = field(default_factory=Counter)
-    # How many more files are in the trash.
+    # Change of the number of files in the trash.
     trashed: int = 0
 
     @property
@@ -229,7 +229,7 @@ class Changes:
             self.dropped[file.sha256] += 1
             self.verdicts.append(Added(found.same, is_new=False))
             return
-        # What a gate holds replaces nothing before it passes.
+        # A held file replaces nothing until it passes.
         replaced = [] if found.replaced is None or file.held else [found.replaced]
         more = file.size - sum(other.size for other in replaced)
         refusal = self._refusal(more, 1 - len(replaced), file.size)
@@ -249,7 +249,7 @@ class Changes:
         self.verdicts.append(Added(made, is_new=True))
 
     async def _held_before(self, file: File) -> Found | None:
-        """Find the same file of the same caller, which waits for a gate."""
+        """Find a held file of the same caller with the same name and content."""
         if not file.held or self.are_in_trash:
             return None
         name = file.asked_name if file.session else file.name
@@ -258,8 +258,8 @@ class Changes:
         return None if same is None else Found(same.name, same=same)
 
     async def _place(self, file: File, sha256: str | None) -> Found:
-        """Find a name. A visitor's file whose name has no number left, or no room for one, is called by its id in the folder
-        of the link: a refusal would tell of that folder. Raises NameTaken."""
+        """Find a name. If a visitor's file can get no number, use the file's id as its name in the folder of the link: a
+        refusal would reveal names in the folder. Raises NameTaken."""
         try:
             return await self.names.find(file.name, self.if_exists, sha256)
         except NameTaken:
@@ -268,7 +268,7 @@ class Changes:
             return await self.names.find(self.link.name + file.id, IfExists.KEEP)
 
     async def _sent_before(self, file: File) -> Found | None:
-        """Find the file that the same visitor has sent under the name that is asked for: nobody else's is theirs."""
+        """Find the file with this content that the same visitor has sent under this name. Files of others do not count."""
         if self.link is None:
             return None
         connection, asked_name = self.names.connection, file.asked_name or ""
@@ -299,15 +299,15 @@ class Changes:
 async def lock_contents(
     connection: AsyncConnection, files: Sequence[File], if_exists: IfExists, now: datetime, *, brings_bytes: bool = True
 ) -> set[str]:
-    """Lock the contents of files that are to be made, and of those that they may replace, with the links by which the latter
-    came; count a ref for each of the former. Returns SHA-256s and ids of links.
+    """Lock the contents of new files and of files that these may replace, and the links of the replaced files. Add a ref for
+    each new file. Return the locked SHA-256s and link ids.
 
-    Names are read before anything is locked. Then all contents concerned are locked, in the order of their SHA-256; then
-    the links; then the user's row; and then (`add_files`) the names are read again, and decided on. A file that came by
-    meanwhile, whose content is not locked, has the whole transaction run again.
+    First read the names without locks. Then lock all contents in the order of SHA-256, and then the links. `add_files` locks
+    the user's row, reads the names again and decides. If a name now belongs to a file whose content is not locked, the whole
+    transaction runs again.
 
-    `brings_bytes`: the caller places them; without, raises BlobLost where there are none. Raises NameTaken for a single
-    file that is sure to be refused, so that its bytes are not placed for nothing.
+    `brings_bytes`: the caller places the bytes. Otherwise raises BlobLost if a content has no refs. Raises NameTaken early
+    for a single file, before its bytes are placed in vain.
     """
     own = sorted(file.sha256 for file in files)
     locked, standing = set(own), list[File]()
@@ -340,9 +340,9 @@ async def add_files(
     creation: Creation,
     passed: Collection[str] = (),
 ) -> Changes:
-    """Make files of one user and of different names, after `lock_contents`; the caller accounts for `finished_bytes` and
-    `more_files`. `passed`: the ids of those that no gate holds. Raises NamesChanged, LinkGone, BlobLost if the user's row
-    has gone. What comes by a link has its name below the folder of that.
+    """Make files of one user with different names, after `lock_contents`. The caller accounts for `finished_bytes` and
+    `more_files`. `passed`: ids of files that skip the gates. Files of a visitor get names below the folder of the link.
+    Raises NamesChanged, LinkGone, BlobLost if the user's row is gone.
     """
     user_id = files[0].user_id
     if creation.is_gated and gates(connection):
@@ -362,7 +362,7 @@ async def add_files(
         await changes.decide(file)
     _expect_locked(changes.removed, locked)
     await _carry_out(connection, user_id, changes)
-    # An upload that is closed by this is a file less.
+    # The upload that a file closes counted as a file.
     closed = int(room.closed is not None)
     stored = usage.files + changes.usage.files - spared.files  # without the folders that gave way
     changes.trashed -= await excess(connection, user_id, stored, changes.more_files - closed)
@@ -372,7 +372,7 @@ async def add_files(
 async def close_by(
     connection: AsyncConnection, upload: Upload, added: Added, now: datetime, *, is_superseded: bool = False
 ) -> None:
-    """End an upload in a file; `is_superseded`: its bytes came in another way."""
+    """Close an upload as done with a file. `is_superseded`: the bytes came in another way."""
     reason = SUPERSEDED if is_superseded else None
     file = added.file
     await rows.close_row(connection, upload, State.DONE, now, close_reason=reason, file_id=file.id, md5=file.md5)
@@ -381,7 +381,7 @@ async def close_by(
 
 
 def _expect_locked(removed: Sequence[File], locked: set[str]) -> None:
-    """Raises NamesChanged for a file whose content, or the link by which the file came, is not locked."""
+    """Raises NamesChanged if the content or the link of a file is not locked."""
     if not {file.sha256 for file in removed} | links.ids_of(removed) <= locked:
         raise NamesChanged
 
@@ -405,7 +405,7 @@ async def _carry_out(connection: AsyncConnection, user_id: str, changes: Changes
 
 
 async def _tell_named(connection: AsyncConnection, creation: Creation, files: Sequence[File]) -> None:
-    """Tell of files that got names, if an event tells of the operation."""
+    """Write the events of files with new names, if the operation has an event."""
     if creation.event is not None:
         await tell_all(connection, events.file_named, files, creation.event)
 
@@ -420,12 +420,12 @@ async def add_file(
     max_files: int,
     is_proven: bool = False,
 ) -> Added:
-    """Give a user a file of bytes that came whole, or, without `place_blob`, of content that is there already. `is_proven`:
-    that they hold it, so what gates said of it before counts.
+    """Add a whole file, or, without `place_blob`, a file of stored content. `is_proven`: the user has proved to hold the
+    content, so earlier verdicts of gates count.
 
-    An open upload of the same content is closed as done in the same transaction and its reservation exchanged, so that
-    it fits at the edge of the quota. Raises NotOpen, QuotaExceeded, TooManyFiles, NameTaken, Duplicate, and BlobLost if
-    the blob of an instant file has no refs (any more).
+    The transaction also closes the open upload `replaced_upload_id` of the same content as done and uses its reservation, so
+    that the file fits even if the quota is full. Raises NotOpen, QuotaExceeded, TooManyFiles, NameTaken, Duplicate, and
+    BlobLost if the stored content has no refs.
     """
     replaced = None if replaced_upload_id is None else await rows.lock_open(connection, replaced_upload_id)
     is_whole = place_blob is not None
@@ -460,11 +460,11 @@ async def add_whole_files(
     place_blobs: PlaceBlobs,
     max_files: int,
 ) -> list[Verdict | None]:
-    """Add files of one user and of different names, of bytes that came whole. None: an upload of this MD5 is open, and
-    closing one is not for here.
+    """Add whole files of one user with different names. The verdict None means that an upload with this MD5 is open; this
+    function closes no uploads.
 
-    `place_blobs` is given SHA-256s whose rows are locked, and returns by SHA-256 where the bytes are now, if the store
-    has locations. Those that are refused leave a blob without refs, for the collector. Raises Duplicate, BlobLost.
+    `place_blobs` gets SHA-256s whose rows are locked and returns locations by SHA-256, if the store has locations. A refused
+    file leaves a blob without refs for the collector. Raises Duplicate, BlobLost.
     """
     caller, md5s = files[0].caller, sorted({file.md5 for file in files if file.md5 is not None})
     uploads: Collection[str]
@@ -487,7 +487,7 @@ async def _add_files(
 ) -> list[Verdict]:
     try:
         locked = await lock_contents(connection, files, if_exists, files[0].created_at)
-    except NameTaken as error:  # of the only one: nothing is written yet
+    except NameTaken as error:  # of a single file: nothing is written yet
         return [error]
     await relocate(connection, await place_blobs({file.sha256 for file in files}), files[0].created_at)
     changes = await add_files(connection, files, if_exists, locked, room=room, creation=FILE)
@@ -498,13 +498,13 @@ async def _add_files(
 
 
 async def delete_file(connection: AsyncConnection, file: File, now: datetime) -> bool:
-    """Delete a file that was read before; False if somebody else was faster. The blob stays, perhaps without refs."""
+    """Delete a file; return False if the file is gone or renamed. The blob stays, perhaps without refs."""
     delete = delete_held if file.held else delete_files
     return await delete(connection, [file], now) == 1
 
 
 async def remove_file(connection: AsyncConnection, file: File, now: datetime, act: Act) -> bool:
-    """Delete a file that was read before, as an administrator; False if somebody else was faster."""
+    """Delete a file as an administrator, with an act in the audit log; return False if the file is gone or renamed."""
     delete = delete_held if file.held else delete_files
     if not await delete(connection, [file], now, TrashReason.ADMIN.value):
         return False
@@ -520,9 +520,9 @@ async def delete_files(
     *,
     left: str | None = None,
 ) -> int:
-    """Delete files of one user that were read before; return how many were still there. Their blobs stay, perhaps
-    without refs. `reason`: if not that the user wanted it. `left`: the prefix that all of them go with; without it, the
-    folders stay in which they were."""
+    """Delete files of one user and return the number deleted; skip files that are gone or renamed. Blobs stay, perhaps
+    without refs. `reason`: why, unless the user asked. `left`: the prefix that is deleted as a whole; without it, folders
+    that become empty stay."""
     if not files:
         return 0
     user_id = files[0].user_id
@@ -547,8 +547,8 @@ async def delete_held(
     reason: str | None = None,
     detail: str | None = None,
 ) -> int:
-    """Delete files of one user that gates hold, and end the tasks of these; return how many were still there. Nobody is
-    told: nobody knows of them. `reason`: if not that the user wanted it; `detail`: why, if a gate refused them."""
+    """Delete held files of one user, end the tasks of their gates, and return the number deleted. There is no event, because
+    held files were never announced. `reason`: why, unless the user asked. `detail`: the reason of the gate that refused."""
     if not files:
         return 0
     user_id = files[0].user_id
@@ -566,11 +566,11 @@ async def delete_held(
 async def let_pass(
     connection: AsyncConnection, held: File, if_exists: IfExists, locked: set[str], now: datetime
 ) -> File:
-    """Give a file that its gates held the name that it asked for, or a number of that where it is taken and is not to be
-    replaced; `locked`: the contents whose rows are. Raises NamesChanged, BlobLost."""
+    """Turn a held file into a file, with the name that it asked for. If the name is taken and not replaced, add a number.
+    `locked`: the locked SHA-256s and link ids. Raises NamesChanged, BlobLost."""
     await rows.take_held(connection, held.id, now)
     usage, names = await rows.lock_user(connection, held.user_id), Names(connection, held.user_id)
-    # Of a visitor's the folder of the link: the name follows that folder.
+    # The folder of the link, for a visitor's file.
     folder = held.name.removesuffix(held.asked_name) if held.asked_name else ""
     folder = folder if folder.endswith("/") else ""
     found = await _place_of(names, held.name, if_exists) or await names.find(folder + held.id, IfExists.KEEP)
@@ -590,7 +590,7 @@ async def let_pass(
 
 
 async def _place_of(names: Names, name: str, if_exists: IfExists) -> Found | None:
-    """Find a name for a file that nobody can be asked about any more; None: no number of it is left."""
+    """Find a name for a file that passed, without asking a user; None if no number is free."""
     with suppress(NameTaken):
         if if_exists is IfExists.REPLACE:
             return await names.find(name, if_exists)
@@ -600,13 +600,14 @@ async def _place_of(names: Names, name: str, if_exists: IfExists) -> Found | Non
 
 
 def _name_below(link: Link, name: str, file_id: str) -> str:
-    """Return the name of a visitor's file for its owner. Only uploads that an earlier version opened have too long names."""
+    """Return the owner's name of a visitor's file. Only uploads opened by an earlier version can be too long; they get the
+    file's id."""
     full = link.name + name
     return full if len(full.encode()) <= MAX_NAME_BYTES else link.name + file_id
 
 
 async def _delete(connection: AsyncConnection, files: Sequence[File]) -> None:
-    """Delete files that were read under the lock of their user's row."""
+    """Delete files that were read under the lock of the user's row."""
     if files:
         await connection.execute(rows.DELETE_FILE, [{"removed": file.id} for file in files])
 
@@ -618,8 +619,8 @@ async def _let_go(
     dropped: Mapping[str, int] | None = None,
     detail: str | None = None,
 ) -> int:
-    """Drop the refs of files that their owner has no more, with others that are too many; give the room of the files back to
-    the links by which they came; put them into the trash, and return how many are there now."""
+    """Drop the refs of removed files and the refs in `dropped`, return room to the links, and put the files into the trash.
+    Return the number of files added to the trash."""
     await rows.drop_refs(connection, Counter(file.sha256 for file in gone) + Counter(dropped))
     await links.count(connection, gone=gone)
     return await throw_away(connection, gone, reason, detail)
@@ -635,16 +636,15 @@ async def move_files(
     *,
     prefix: str | None = None,
 ) -> int:
-    """Rename files of one user that were read before, by their ids; those that went, or were renamed, meanwhile are passed
-    over. Return how many files were renamed. `prefix`: all below it moves, and its folders with it. Where the operation
-    merges, one that has the name of another one of the same content becomes that, unless both are to be kept. Raises
-    NameTaken, NamesChanged."""
+    """Rename files of one user to `targets`, by id. Skip files that are gone or were renamed meanwhile, and return the
+    number of the others. `prefix`: everything below it moves, with the folders. If the operation merges, a file moved onto a
+    file with the same content becomes that file, except with KEEP. Raises NameTaken, NamesChanged."""
     if not files:
         return 0
     user_id = files[0].user_id
     wanted = Counter(targets[file.id] for file in files)
     standing = await queries.files_of_names(connection, user_id, sorted(wanted))
-    # Of several that want one name, one may take the place of another.
+    # If several files want the same name, a file may replace another of them.
     standing += [file for file in files if wanted[targets[file.id]] > 1]
     locked = {file.sha256 for file in standing} if creation.merges or if_exists is IfExists.REPLACE else set[str]()
     if locked:

@@ -1,6 +1,6 @@
-"""The transactions of links: made, changed and ended; visitors, and what they take, send and have open.
+"""Transactions of links and visitors: make, change and end links; count downloads, files and open uploads.
 
-What comes by a link is promised by its row, and then by that of its owner: a link is locked after uploads, contents and
+Files by a link need room in the row of the link and in the row of its owner. A link is locked after uploads, contents and
 files, and before its sessions and its user.
 """
 
@@ -32,7 +32,7 @@ _SETTLE = _OF_LINK.values(
     reserved_files=LINKS.reserved_files + _RESERVED["files"],
     reserved_bytes=LINKS.reserved_bytes + _RESERVED["bytes"],
 )
-# Never below 0, whatever earlier versions counted.
+# Never below 0, because earlier versions may have counted wrongly.
 _COUNT = _OF_LINK.values(
     {name: sa.case((LINKS[name] + more > 0, LINKS[name] + more), else_=0) for name, more in _MORE.items()}
 )
@@ -51,10 +51,9 @@ async def make_link(
     act: Act | None,
     is_allowed: bool,
 ) -> Link:
-    """Make a link to the file or folder that has its name now, and return it; a collecting link makes its folder if the
-    pre-create hook allows the name. Whoever deletes or moves files and folders locks the user's row, too. Raises
-    FileNotFound, NameTaken, TooManyFiles, TooManyLinks, NotAsked. Only the
-    hash of a derived slug is stored."""
+    """Make a link to an existing file or folder and return the link; a collecting link makes its folder if the pre-create
+    hook allows the name. The user's row is locked, as by transactions that delete or move files. Only the hash of the
+    derived slug is stored. Raises FileNotFound, NameTaken, TooManyFiles, TooManyLinks, NotAsked."""
     await _lock_and_count(connection, link.user_id, link.created_at, max_links)
     if link.kind is LinkKind.UPLOAD:
         name, created_at = link.name, link.created_at
@@ -74,7 +73,7 @@ async def make_link(
 
 
 async def _lock_and_count(connection: AsyncConnection, user_id: str, now: datetime, max_links: int) -> None:
-    """Lock the row of the user, so that callers count one after the other. Raises TooManyLinks if no more links may work."""
+    """Lock the user's row and count the working links. Raises TooManyLinks."""
     await rows.lock_user(connection, user_id)
     if await links.count_of_user(connection, user_id, now) >= max_links:
         raise TooManyLinks(limit=max_links)
@@ -89,9 +88,9 @@ async def change_link(
     now: datetime,
     max_links: int,
 ) -> bool:
-    """Return whether there is such a link that has not ended before its time. A new password ends all sessions of the link.
-    If a limit of a link that collects is used up then, the sessions that sent nothing end. Raises TooManyLinks for a link
-    that the change revives."""
+    """Change a link; return False for a missing or ended link. A new password ends all sessions of the link. If a new limit
+    of a collecting link is used up already, unused sessions end. Raises TooManyLinks if the change revives an expired
+    link."""
     link = await links.locked(connection, link_id)
     if link is None or link.ended is not None:
         return False
@@ -104,7 +103,7 @@ async def change_link(
         await connection.execute(sa.delete(models.link_session).where(sessions))
     elif changes.keys() & {"max_files", "max_bytes"} and not link.takes(1, 1):
         await connection.execute(sa.delete(models.link_session).where(sessions, SESSIONS.used == sa.false()))
-    if "expires_at" in changes:  # visitors of before stay as long as later ones
+    if "expires_at" in changes:  # existing sessions follow the new end
         await connection.execute(
             sa.update(models.link_session).where(sessions).values(expires_at=changes["expires_at"])
         )
@@ -117,7 +116,7 @@ async def change_link(
 async def end_link(
     connection: AsyncConnection, link_id: str, end: LinkEnd, now: datetime, act: Act | None = None
 ) -> bool:
-    """Return whether it had not ended before its time."""
+    """End a link; return False for a missing or ended link."""
     ended = await _end(connection, [LINKS.id == link_id], end, now)
     if ended:
         await note(connection, act)
@@ -125,7 +124,7 @@ async def end_link(
 
 
 async def end_of_files(connection: AsyncConnection, file_ids: Collection[str], now: datetime) -> None:
-    """End links to files that were deleted: if one comes back its link does not."""
+    """End links to deleted files. A restored file does not revive its link."""
     await _end(connection, [LINKS.file_id.in_(file_ids)], LinkEnd.DELETED, now)
 
 
@@ -135,17 +134,17 @@ async def end_below(connection: AsyncConnection, user_id: str, prefix: str, now:
 
 
 async def end_all(connection: AsyncConnection, link_ids: Collection[str], now: datetime) -> None:
-    """End links whose folders go."""
+    """End links whose folders are gone."""
     if link_ids:
         await _end(connection, [LINKS.id.in_(link_ids)], LinkEnd.DELETED, now)
 
 
 class LinksBelow(Exception):
-    """Links were made meanwhile to folders that are not there any more; the arguments are their ids."""
+    """Links were made to folders that are gone since. The arguments are the link ids."""
 
 
 async def expect_folders_below(connection: AsyncConnection, user_id: str, prefix: str) -> None:
-    """Raises LinksBelow. The user's row is locked, so no link is made meanwhile."""
+    """Raises LinksBelow. The caller has locked the user's row, so no link is made meanwhile."""
     if found := await links.below(connection, user_id, prefix):
         there = await levels.prefixes_in_use(connection, user_id, sorted({name for _, name in found}))
         if outlived := [link_id for link_id, name in found if name not in there]:
@@ -153,10 +152,10 @@ async def expect_folders_below(connection: AsyncConnection, user_id: str, prefix
 
 
 async def move_below(connection: AsyncConnection, user_id: str, prefix: str, new_prefix: str, now: datetime) -> None:
-    """Let links follow the folders below a prefix, which move after this transaction. A link ends if something exists below
-    its new name already, also what nobody sees so far: the owner never gave this away. The new folder of each link is made
-    at once, so that the link has a folder also if the move breaks off. Raises InvalidRequest for a collecting link whose
-    folder would have too long a name."""
+    """Rename links to folders below a prefix, before the folders move. If visible or unseen names exist below the new name
+    of a link, end the link, because the owner never shared these names. Make the new folder of each link at once, so that
+    the link has a folder even if the move breaks off. Raises InvalidRequest if the new folder name is too long for a
+    collecting link."""
     moving = await _to_folders_below(connection, user_id, prefix)
     if not moving:
         return
@@ -172,7 +171,7 @@ async def move_below(connection: AsyncConnection, user_id: str, prefix: str, new
 
 
 async def check_move_below(connection: AsyncConnection, user_id: str, prefix: str, new_prefix: str) -> None:
-    """Raises InvalidRequest as `move_below` would, which decides."""
+    """Raises InvalidRequest early if `move_below` would."""
     found = [await links.by_id(connection, link_id) for link_id, _ in await links.below(connection, user_id, prefix)]
     if moving := [link for link in found if link is not None]:
         await _new_names(connection, user_id, moving, prefix, new_prefix)
@@ -181,7 +180,7 @@ async def check_move_below(connection: AsyncConnection, user_id: str, prefix: st
 async def _new_names(
     connection: AsyncConnection, user_id: str, moving: Sequence[Link], prefix: str, new_prefix: str
 ) -> dict[str, str]:
-    """Return the new names of those links that follow their folders, by their ids. Raises InvalidRequest."""
+    """Return the new names of the links that can follow their folders, by link id. Raises InvalidRequest."""
     targets = {link.id: new_prefix + link.name[len(prefix) :] for link in moving}
     folders = sorted({name for name in targets.values() if name.endswith("/") and not prefix.startswith(name)})
     taken = set(await levels.prefixes_in_use(connection, user_id, folders, unseen=True))
@@ -192,7 +191,7 @@ async def _new_names(
 
 
 async def _to_folders_below(connection: AsyncConnection, user_id: str, prefix: str) -> list[Link]:
-    """Lock them, by their ids."""
+    """Lock the links in the order of ids, and return the working links."""
     found = [link_id for link_id, _ in await links.below(connection, user_id, prefix)]
     locked = [await links.locked(connection, link_id) for link_id in found]
     return [link for link in locked if link is not None and link.ended is None and link.name.startswith(prefix)]
@@ -212,8 +211,8 @@ async def _end(
 
 
 async def guess(connection: AsyncConnection, link_id: str, now: datetime) -> None:
-    """Count a password as wrong before it is looked at, so that no more are tried at once. Raises LinkNotFound,
-    TooManyRequests."""
+    """Count a wrong password before the check: parallel guesses count, too. `was_right` takes the count back. Raises
+    LinkNotFound, TooManyRequests."""
     query = sa.select(LINKS.wrong_passwords, LINKS.wrong_since).where(LINKS.id == link_id).with_for_update()
     found = (await connection.execute(query)).first()
     if found is None:
@@ -229,13 +228,13 @@ async def guess(connection: AsyncConnection, link_id: str, now: datetime) -> Non
 
 
 async def was_right(connection: AsyncConnection, link_id: str) -> None:
-    """Take back what `guess` has counted."""
+    """Take back one count of `guess`."""
     change = sa.update(models.link).where(LINKS.id == link_id, LINKS.wrong_passwords > 0)
     await connection.execute(change.values(wrong_passwords=LINKS.wrong_passwords - 1))
 
 
 async def begin_visit(connection: AsyncConnection, visit: Visit, token_sha256: str, max_sessions: int) -> None:
-    """Let a visitor in. Where a link has too many, the oldest of those that did nothing gives way. Raises
+    """Begin a session of a visitor. If the link has too many sessions, end the oldest unused session. Raises
     TooManyRequests, LinkGone."""
     link = await links.locked(connection, visit.link.id)
     if link is None or link.ended is not None:
@@ -252,7 +251,7 @@ async def begin_visit(connection: AsyncConnection, visit: Visit, token_sha256: s
 
 
 async def count_download(connection: AsyncConnection, visit: Visit) -> None:
-    """Count the first download of a visitor. Raises LinkGone where as many have as may."""
+    """Count the first download of a visitor. Raises LinkGone if the limit of downloads is reached."""
     link = await links.locked(connection, visit.link.id)
     if link is None or link.ended is not None:
         raise links.gone(None if link is None else link.ended)
@@ -267,7 +266,7 @@ async def count_download(connection: AsyncConnection, visit: Visit) -> None:
 
 
 async def forget_sessions(connection: AsyncConnection, now: datetime, limit: int) -> int:
-    """Forget visitors whose time is over. Those of a link that was revoked hear of that until then."""
+    """Delete expired sessions. Sessions of an ended link stay until they expire, so that visitors learn about the end."""
     over = sa.select(SESSIONS.id).where(SESSIONS.expires_at <= now).limit(limit)
     ids = list((await connection.execute(over)).scalars())
     if ids:
@@ -276,7 +275,7 @@ async def forget_sessions(connection: AsyncConnection, now: datetime, limit: int
 
 
 async def forget_links(connection: AsyncConnection, before: datetime, limit: int) -> int:
-    """Forget links that ended before a moment, and have nothing open."""
+    """Forget links that ended or expired before a time and have no open uploads."""
     over = sa.or_(LINKS.ended_at < before, LINKS.expires_at < before)
     query = sa.select(LINKS.id).where(over, LINKS.reserved_files == 0).limit(limit)
     ids = list((await connection.execute(query)).scalars())
@@ -290,7 +289,7 @@ async def forget_links(connection: AsyncConnection, before: datetime, limit: int
 
 
 async def lock_of(connection: AsyncConnection, files: Sequence[File]) -> set[str]:
-    """Lock the links by which files came, before the row of their user, and return the ids."""
+    """Lock the links by which files came, and return the ids. Call before locking the user's row."""
     ids = sorted(ids_of(files))
     if ids:
         await connection.execute(sa.select(LINKS.id).where(LINKS.id.in_(ids)).order_by(LINKS.id).with_for_update())
@@ -303,8 +302,8 @@ def ids_of(files: Sequence[File]) -> set[str]:
 
 
 async def count(connection: AsyncConnection, *, come: Sequence[File] = (), gone: Sequence[File] = ()) -> None:
-    """Count files that their owner has again, or has no more, in the links by which the files came, which are locked. Files
-    in the trash take no room of a link."""
+    """Update the counts of the links by which files came. `come`: restored files; `gone`: removed files. Files in the trash
+    take no room of a link. The links are locked."""
     for link_id in sorted(ids_of([*come, *gone])):
         of_link = [(file.size, 1) for file in come if file.session.startswith(link_id)]
         of_link += [(-file.size, -1) for file in gone if file.session.startswith(link_id)]
@@ -313,7 +312,7 @@ async def count(connection: AsyncConnection, *, come: Sequence[File] = (), gone:
 
 
 async def lock_for(connection: AsyncConnection, caller: Caller, now: datetime) -> Link | None:
-    """Lock the link of a visitor who sends; None: it is a user who does. Raises LinkGone."""
+    """Lock the link of a visitor; return None if the caller is a user. Raises LinkGone."""
     if caller.link_id is None:
         return None
     link = await links.locked(connection, caller.link_id)
@@ -324,7 +323,7 @@ async def lock_for(connection: AsyncConnection, caller: Caller, now: datetime) -
 
 
 async def promise(connection: AsyncConnection, upload: Upload, now: datetime, *, more: int, files: int) -> Upload:
-    """Let an upload of a visitor hold so much more, and return it by the name that its owner sees. Raises LinkGone,
+    """Reserve room in the link for a visitor's upload, and return the upload with the owner's name. Raises LinkGone,
     LinkExhausted."""
     link = await lock_for(connection, upload.caller, now)
     if link is None:
@@ -337,8 +336,8 @@ async def promise(connection: AsyncConnection, upload: Upload, now: datetime, *,
 
 
 async def give_back(connection: AsyncConnection, upload: Upload, made: Sequence[File] = ()) -> Upload:
-    """Take an upload that ends out of what its link has open, and add the files that were made; return it by the name that
-    its owner sees."""
+    """Release the reservation of an ended upload in its link, and count the files made. Return the upload with the owner's
+    name."""
     link_id = link_of(upload.session)
     link = None if link_id is None else await links.locked(connection, link_id)
     if link is None:
@@ -360,7 +359,7 @@ async def give_back_bytes(connection: AsyncConnection, upload: Upload, less: int
 
 
 async def exchange(connection: AsyncConnection, whole: Upload, parts: int, more: int, now: datetime) -> None:
-    """Let a whole take the place of its parts. Raises LinkGone, LinkExhausted."""
+    """Replace the reservations of parts by the reservation of their whole. Raises LinkGone, LinkExhausted."""
     link = await lock_for(connection, whole.caller, now)
     if link is None:
         return
@@ -370,7 +369,7 @@ async def exchange(connection: AsyncConnection, whole: Upload, parts: int, more:
 
 
 async def add(connection: AsyncConnection, caller: Caller, made: Sequence[File]) -> None:
-    """Add files that came whole to what came by a link, whose row is locked."""
+    """Count whole files in the link of a visitor. The link is locked."""
     if caller.link_id is not None and made:
         await _settle(connection, caller.link_id, files=len(made), bytes=sum(file.size for file in made))
         await connection.execute(_USE, {"of_session": caller.session[len(caller.link_id) :]})

@@ -1,7 +1,7 @@
-"""Decides on the names of a user's files and folders: a name is of one file at most, and never of a file and of a folder.
+"""Decides on the names of a user's files and folders. A name belongs to at most one file or folder.
 
-All changes of names are made under the lock of the user's row, and decided on by `Names.find`. A folder is there while
-something lies in it; one that is empty has a row.
+All changes of names hold the lock of the user's row and use `Names.find`. A folder exists while it holds files or folders;
+an empty folder has a row.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,14 +29,15 @@ from uploader.errors import NameTaken
 
 _FOLDERS = models.folder.c
 
-# The first free one of so many numbers is taken; beyond, one whose predecessor is taken, found by doubling and dividing.
+# The first free number among these is taken. Beyond them, a search by doubling and dividing finds a free number whose
+# predecessor is taken.
 _NUMBERS_AT_ONCE = 32
 _MOST_DOUBLINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The name that a file may have: a free one, or that of the file that it replaces, or of `same` content."""
+    """The name that a file may have: a free name, the name of the file `replaced`, or of a file with the `same` content."""
 
     name: str
     replaced: File | None = None
@@ -44,7 +45,7 @@ class Found:
 
 
 class Names:
-    """The names of one user as they are, as far as somebody asked for them, and as this transaction leaves them."""
+    """The names of one user, as far as they were read, with the changes of this transaction."""
 
     def __init__(self, connection: AsyncConnection, user_id: str) -> None:
         self.connection = connection
@@ -52,14 +53,14 @@ class Names:
         self._known: set[str] = set()
         self._above: set[str] = set()
         self._files: dict[str, File] = {}
-        # With slashes at their ends; those that have a row are empty.
+        # Folders end in a slash. Empty folders have a row.
         self._folders: set[str] = set()
         self._empty: set[str] = set()
-        # Rows of folders in which something lies now.
+        # Folders with a row that are no longer empty.
         self.filled: set[str] = set()
 
     async def read(self, names: Iterable[str]) -> None:
-        """Read what has these names, and what lies above and below them."""
+        """Read files and folders with these names, and above and below them."""
         asked = sorted({name.rstrip("/") for name in names} - self._known)
         if not asked:
             return
@@ -73,8 +74,8 @@ class Names:
         self._empty.update(found.empty)
 
     async def find(self, name: str, if_exists: IfExists, sha256: str | None = None) -> Found:
-        """Find a name for a file whose content is `sha256`: where a file of that has the name, or for KEEP a number of it,
-        that one is meant. Raises NameTaken."""
+        """Find a name for a file. If `sha256` is given and a file with this content has the name (for KEEP: or a number of
+        the name), return this file as `same`. Raises NameTaken."""
         await self.read([name])
         blocking = next((folder for folder in folders_of(name) if folder in self._files), None)
         if blocking is None:
@@ -96,8 +97,8 @@ class Names:
         return Found(await self._first_free(name, self.is_free))
 
     async def find_folder(self, name: str, if_exists: IfExists = IfExists.FAIL) -> str | None:
-        """Return the name that a folder may have; None if it is there. KEEP: a segment that is a file has a number. Raises
-        NameTaken."""
+        """Return the name for a new folder; None if the folder exists. KEEP: number a segment whose name belongs to a file.
+        Raises NameTaken."""
         name = name.rstrip("/")
         await self.read([name])
         blocking = next((each for each in (*folders_of(name), name) if each in self._files), None)
@@ -112,7 +113,7 @@ class Names:
         return f"{name.rstrip('/')}/" in self._folders
 
     def take(self, name: str, file: File | None = None) -> None:
-        """Note that a file, or an empty folder, has a name from here on."""
+        """Note that a file or an empty folder now has a name."""
         self._known.add(name.rstrip("/"))
         if file is None:
             self._folders.add(name)
@@ -123,11 +124,11 @@ class Names:
         self.filled |= above & self._empty
 
     def standing(self, names: Iterable[str]) -> list[File]:
-        """Return the files of those names that were read."""
+        """Return the files with these names, as far as they were read."""
         return [self._files[name] for name in names if name in self._files]
 
     def forget(self, folders: Iterable[str]) -> None:
-        """Note that the rows of empty folders have gone."""
+        """Note that the rows of empty folders are gone."""
         self._empty.difference_update(folders)
         self._folders.difference_update(folders)
 
@@ -141,7 +142,7 @@ class Names:
         return next((file for file in (*taken, *found) if is_numbered(name, file.name)), None)
 
     async def _first_free(self, name: str, is_free: Callable[[str], bool]) -> str:
-        """Raises NameTaken if no number has room."""
+        """Raises NameTaken if no number is free or the name becomes too long."""
 
         async def first_of(numbers: Sequence[int]) -> int | None:
             await self.read([numbered(name, number) for number in numbers])
@@ -164,31 +165,31 @@ class Names:
 
 
 def _checked(name: str, wanted: str) -> str:
-    """Raises NameTaken if a name has become too long."""
+    """Raises NameTaken if the name is too long."""
     if len(name.encode()) > MAX_NAME_BYTES:
         raise NameTaken(taken=wanted)
     return name
 
 
 async def fill(connection: AsyncConnection, names: Names, user_id: str) -> int:
-    """Forget the rows of folders in which something lies now; returns how many those are."""
+    """Remove the rows of folders that are no longer empty; return the number."""
     return await forget_folders(connection, user_id, sorted(names.filled))
 
 
 async def forget_folders(connection: AsyncConnection, user_id: str, names: Sequence[str]) -> int:
-    """Remove the rows of empty folders; return how many those were."""
+    """Remove the rows of empty folders; return the number."""
     return await rows.changed(connection, _of_names(user_id, names)) if names else 0
 
 
 def deepest(folders: Iterable[str]) -> list[str]:
-    """Return the folders that have none of the others below them: a folder above is not empty."""
+    """Return the folders without another one below: a folder above another folder is not empty."""
     found = sorted(set(folders))
     return [each for each, following in pairwise([*found, ""]) if not following.startswith(each)]
 
 
 async def leave(connection: AsyncConnection, user_id: str, names: Iterable[str], now: datetime) -> int:
-    """Let the folders stay in which nothing lies any more, after what had these names went; returns how many those are.
-    The caller has the user's row locked, and accounts for them."""
+    """Insert rows for the folders that became empty when these names went; return the number. The caller has locked the
+    user's row and accounts for the folders."""
     left = sorted({folder_of(name) for name in names} - {""})
     if not left:
         return 0
@@ -207,13 +208,13 @@ async def _insert_folders(
 
 
 class NotAsked(Exception):
-    """The transaction would create a name about which the pre-create hook was not asked."""
+    """The transaction would create a name that the pre-create hook has not seen."""
 
 
 async def make_folder(
     connection: AsyncConnection, user_id: str, name: str, max_files: int, now: datetime, *, is_allowed: bool
 ) -> bool:
-    """Make an empty folder; False if it is there. `is_allowed`: the pre-create hook allows the name, or there is no hook.
+    """Make an empty folder; return False if the folder exists. `is_allowed`: the pre-create hook allows the name, or is off.
     Raises NameTaken, TooManyFiles, NotAsked."""
     usage, names = await rows.lock_user(connection, user_id), Names(connection, user_id)
     wanted = await names.find_folder(name)
@@ -232,7 +233,8 @@ async def make_folder(
 async def remove_folders(
     connection: AsyncConnection, user_id: str, names: Sequence[str], prefix: str, now: datetime
 ) -> int:
-    """Remove empty folders, and let that stay which all below a prefix has left; return how many those were."""
+    """Remove empty folders below a prefix and return the number. The folder that held the prefix stays, perhaps as an empty
+    folder."""
     await rows.lock_user(connection, user_id)
     gone = await forget_folders(connection, user_id, names)
     kept = await leave(connection, user_id, [prefix], now)
@@ -248,8 +250,7 @@ async def move_folders(
     now: datetime,
     prefix: str,
 ) -> None:
-    """Rename empty folders, by their names, all of which lie below a prefix; one without a new name goes. Raises
-    NameTaken."""
+    """Rename empty folders below a prefix, by name. A folder with an empty new name is removed. Raises NameTaken."""
     usage = await rows.lock_user(connection, user_id)
     there = await queries.folder_rows(connection, user_id, sorted(targets))
     await forget_folders(connection, user_id, there)
@@ -267,8 +268,8 @@ async def put_folders(
     if_exists: IfExists | None = None,
     more: int = 0,
 ) -> list[str]:
-    """Make empty folders where there are none, and count them with `more` others; return the new ones. The user's row is
-    locked. Raises NameTaken; without `if_exists`, passes over names that are taken."""
+    """Make the empty folders that do not exist, and return them. Account for them together with `more`. The user's row is
+    locked. Raises NameTaken; without `if_exists`, skips taken names."""
     names, made = Names(connection, usage.user_id), []
     await names.read(wanted)
     for name in wanted:

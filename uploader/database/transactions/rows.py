@@ -1,9 +1,9 @@
-"""The changes of rows that several transactions share, and the errors where a row is not as they need it.
+"""Changes of rows that several transactions share, and their errors.
 
-The statements that each file takes are put together once: to build one costs several times what it costs to run it.
-Many rows are written with one statement: a batch travels as one JSON text, and the database makes a table of it. So
-each row costs one look-up by its key, where a CASE would compare it with the whole batch. Only what is documented for
-MySQL and for MariaDB is used; the keys are VARBINARY, so what comes out of the text is made bytes before a comparison.
+Statements that run for every file are built once: building a statement takes several times longer than running it. One
+statement writes many rows: the batch is one JSON text, and the database turns the text into a table. So each row costs one
+look-up by key, while a CASE would compare each row with the whole batch. Only features documented for both MySQL and MariaDB
+are used. Keys are VARBINARY, so values from the text are cast to bytes before a comparison.
 """
 
 import json
@@ -28,7 +28,7 @@ from uploader.runtime.crashpoints import crash_point
 
 
 def given(*columns: str) -> dict[str, Any]:
-    """Let a statement set columns to values of its run: that of `size` is `new_size`."""
+    """Return values that set columns to parameters: `new_size` for `size`."""
     return {column: sa.bindparam(f"new_{column}") for column in columns}
 
 
@@ -40,7 +40,7 @@ _users = user_info.c
 _OF_USER = sa.update(user_info).where(_users.user_id == sa.bindparam("of_user"))
 _THAT_HAS_ROOM = _OF_USER.where(_users.total_space - _users.use_space_finished - _users.reserved >= _bytes("more"))
 RESERVE = _THAT_HAS_ROOM.values(reserved=_users.reserved + _bytes("more"))
-# For an upload that comes about by it.
+# For a new upload.
 RESERVE_ANEW = _THAT_HAS_ROOM.where(_users.files < _bytes("max_files")).values(
     reserved=_users.reserved + _bytes("more"), files=_users.files + 1
 )
@@ -63,7 +63,7 @@ CLOSE_UPLOAD = _OF_UPLOAD.values(
     given("state", "close_reason", "file_id", "md5", "closed_at")
     | {"open_flag": None, "updated_at": sa.bindparam("new_closed_at")}
 )
-# Found by the moment of its end, which is that of its file.
+# Find the upload by `closed_at`, which equals `created_at` of the file.
 REFUSE_UPLOAD = (
     sa.update(upload)
     .where(
@@ -78,13 +78,13 @@ INSERT_HELD = sa.insert(held_file)
 LOCK_HELD = sa.select(held_file.c.event_id).where(held_file.c.id == sa.bindparam("of_file")).with_for_update()
 DELETE_HELD = sa.delete(held_file).where(held_file.c.id == sa.bindparam("removed"))
 _OF_EVENT = sa.update(delivery).where(delivery.c.outbox_id == sa.bindparam("of_event"))
-# Who holds one has lost it. Those that are dead stay so, and decide nothing any more.
+# A worker loses the task that it holds. Dead tasks stay dead and decide nothing.
 END_TASKS = _OF_EVENT.where(delivery.c.state == WAITING).values(
     state=DELIVERED, held=False, lease=None, due_at=sa.bindparam("ended_at", type_=UtcDateTime), on_failure=None
 )
 FORGET_FAILURES = _OF_EVENT.where(delivery.c.state == DEAD).values(on_failure=None)
 DELETE_FILE = sa.delete(file).where(file.c.id == sa.bindparam("removed"))
-# Of many, whose names were read under the lock of their user's row.
+# Delete many files, after their names were read under the lock of the user's row.
 _DELETE_FILES = {
     "mysql": """DELETE file FROM {batch} STRAIGHT_JOIN file ON file.id = CAST(item.id AS BINARY)""",
     "sqlite": "DELETE FROM file WHERE id IN (SELECT CAST(value ->> 0 AS BLOB) FROM json_each(:batch))",
@@ -98,10 +98,10 @@ _LOCK_BLOBS_MYSQL = """SELECT `blob`.sha256 FROM {batch} STRAIGHT_JOIN `blob` ON
 FOR UPDATE"""
 _DROP_REFS_MYSQL = """UPDATE {batch} STRAIGHT_JOIN `blob` ON `blob`.sha256 = CAST(item.id AS BINARY)
 SET `blob`.refs = `blob`.refs - item.fewer"""
-# Of one that goes for its name: who renames it asks nobody, and then it is not the one that was meant.
+# Delete a file only if it still has the name: after a rename, the caller no longer means this file.
 DELETE_NAMED_FILE = DELETE_FILE.where(file.c.name == sa.bindparam("of_name"))
 
-# Nobody sees it: no name begins with a slash.
+# A temporary name: no valid name begins with a slash.
 GIVE_UP_NAMES = (
     sa.update(file)
     .where(file.c.user_id == sa.bindparam("of_user"), file.c.id.in_(sa.bindparam("ids", expanding=True)))
@@ -113,7 +113,7 @@ LOCK_BLOB = sa.select(blob.c.sha256).where(_OF_BLOB).with_for_update()
 LOCK_REFS = sa.select(blob.c.refs, blob.c.size, blob.c.location).where(_OF_BLOB).with_for_update()
 DELETE_BLOB = sa.delete(blob).where(_OF_BLOB)
 LOCK_DAMAGED = sa.select(blob.c.damaged).where(_OF_BLOB).with_for_update()
-# A caller that adds a ref in this way places bytes of its own.
+# A caller that adds a ref by these statements places new bytes.
 _PLACED: dict[str, Any] = {
     "damaged": False,
     "scrubbed_at": None,
@@ -125,7 +125,7 @@ ADD_REF = {
     "sqlite": sqlite_insert(blob).on_conflict_do_update(index_elements=["sha256"], set_=_MORE),
     "mysql": mysql_insert(blob).on_duplicate_key_update(**_MORE),
 }
-# Where it was not known.
+# Only rows without an MD5.
 FILL_MD5 = {
     table.name: sa.update(table)
     .where(table.c.sha256 == sa.bindparam("of_content"), table.c.md5.is_(None))
@@ -133,14 +133,14 @@ FILL_MD5 = {
     for table in (blob, file)
 }
 TAKE_REF = sa.update(blob).where(blob.c.sha256 == sa.bindparam("taken"), blob.c.refs > 0).values(refs=blob.c.refs + 1)
-# Where the bytes of contents lie, in a store that has locations.
+# Locations of contents, in a store with locations.
 LOCATED = sa.select(blob.c.sha256, blob.c.size, blob.c.location).where(
     blob.c.sha256.in_(sa.bindparam("of_contents", expanding=True)), blob.c.location.is_not(None)
 )
 RELOCATE = (
     sa.update(blob).where(blob.c.sha256 == sa.bindparam("of_content")).values(location=sa.bindparam("new_location"))
 )
-# One that is there stays.
+# An existing row stays as it is.
 PUT_AWAY = {
     "sqlite": sqlite_insert(put_away).on_conflict_do_nothing(index_elements=["object_key"]),
     "mysql": mysql_insert(put_away).on_duplicate_key_update(object_key=put_away.c.object_key),
@@ -150,7 +150,7 @@ DROP_REFS = sa.update(blob).where(blob.c.sha256 == sa.bindparam("dropped")).valu
 
 
 def _of_batch(statement: str, **columns: int | None) -> sa.TextClause:
-    """Put a table for `{batch}` into a statement of MySQL: of each column how long its texts are; None: it is of
+    """Replace `{batch}` in a statement for MySQL by a table. `columns`: the length of the texts in each column, or None for
     numbers."""
     types = ["BIGINT" if length is None else f"VARCHAR({length}) CHARACTER SET utf8mb4" for length in columns.values()]
     named = zip(columns, types, range(len(types)), strict=True)
@@ -158,7 +158,7 @@ def _of_batch(statement: str, **columns: int | None) -> sa.TextClause:
     return sa.text(statement.format(batch=f"JSON_TABLE(:batch, '$[*]' COLUMNS ({listed})) AS item"))
 
 
-# The order of the text is the order of the locks: STRAIGHT_JOIN has the rows of the text looked up one after the other.
+# Rows are locked in the order of the text, because STRAIGHT_JOIN looks them up one by one.
 _LOCK_OPEN_MYSQL = """
 SELECT upload.id, upload.user_id, upload.flushed_generation, upload.flushed_bytes,
   CASE WHEN upload.length_known AND COALESCE(upload.kind, '') <> 'part' THEN upload.size END
@@ -184,14 +184,14 @@ UPDATE user_info SET use_space_unfinished = use_space_unfinished + item.more
 FROM (SELECT CAST(value ->> 0 AS BLOB) AS id, value ->> 1 AS more FROM json_each(:batch)) AS item
 WHERE user_info.user_id = item.id
 """
-# The driver sends many rows at once only where what follows VALUES has no parameters.
+# The driver sends many rows at once only if no parameters follow VALUES.
 _ADD_REFS_MYSQL = """
 INSERT INTO `blob` (sha256, md5, size, refs, created_at)
 SELECT CAST(item.sha256 AS BINARY), CAST(item.md5 AS BINARY), item.size, 1, :now
 FROM {batch}
 ON DUPLICATE KEY UPDATE refs = `blob`.refs + 1, damaged = 0, scrubbed_at = NULL, reread_at = NULL, created_at = :now
 """
-# By the key of the content: the rows without an MD5 may be very many.
+# Look up by the key of the content, because very many rows may lack an MD5.
 _SET_MD5S_MYSQL = """
 UPDATE {{batch}} STRAIGHT_JOIN `{table}` AS content ON content.sha256 = CAST(item.sha256 AS BINARY)
 SET content.md5 = CAST(item.md5 AS BINARY) WHERE content.md5 IS NULL
@@ -232,13 +232,14 @@ def _of_files(statements: Mapping[str, str], *columns: sa.Column[Any]) -> dict[s
 
 _DELETE_BATCH = _of_files(_DELETE_FILES)
 _NAMES_OF_BATCH = _of_files(_NAMES_OF_FILES, file.c.id, file.c.name)
-# MySQL wants to be told that no row of the text is to be locked, MariaDB can't be.
+# MySQL needs OF to leave the rows of the text unlocked. MariaDB has no OF.
 _LOCK_BLOBS_OF = _of_batch(f"{_LOCK_BLOBS_MYSQL} OF `blob`", id=64)
 _LOCK_BLOBS, _DROP_REFS = _of_batch(_LOCK_BLOBS_MYSQL, id=64), _of_batch(_DROP_REFS_MYSQL, id=64, fewer=None)
 
 
 async def lock_blobs(connection: AsyncConnection, sha256s: Collection[str]) -> None:
-    """Lock the rows of contents, in the order of their SHA-256, for a change of their refs. SQLite has one writer."""
+    """Lock the rows of contents in the order of SHA-256, to change their refs. SQLite has only one writer and needs no
+    lock."""
     if connection.dialect.name == "sqlite" or not sha256s:
         return
     dialect: Any = connection.dialect
@@ -247,7 +248,7 @@ async def lock_blobs(connection: AsyncConnection, sha256s: Collection[str]) -> N
 
 
 async def delete_named(connection: AsyncConnection, files: Sequence[File]) -> list[File]:
-    """Delete files of one user, whose row is locked; return them without those that went, or were renamed, meanwhile."""
+    """Delete files of one user. The user's row is locked. Return the deleted files; skip files that are gone or renamed."""
     dialect = connection.dialect.name
     if len(files) == 1:
         (only,) = files
@@ -260,7 +261,7 @@ async def delete_named(connection: AsyncConnection, files: Sequence[File]) -> li
 
 
 async def drop_refs(connection: AsyncConnection, fewer: Mapping[str, int]) -> None:
-    """Drop refs of contents, by SHA-256; their rows are locked."""
+    """Drop refs of contents, by SHA-256. The rows are locked."""
     if len(fewer) > 1 and connection.dialect.name != "sqlite":
         await connection.execute(_DROP_REFS, {"batch": json.dumps(sorted(fewer.items()))})
     elif fewer:
@@ -271,11 +272,11 @@ async def drop_refs(connection: AsyncConnection, fewer: Mapping[str, int]) -> No
 async def lock_batch(
     connection: AsyncConnection, ids: Iterable[str]
 ) -> Iterable[tuple[str, str, int, int, int | None]]:
-    """Lock the OPEN ones in the order of their ids: id, user, generation and bytes accounted, and the length to be
-    merged with, if it is known."""
+    """Lock the OPEN uploads among `ids` in the order of ids. Return id, user, accounted generation, accounted bytes, and the
+    length; the length is None if unknown or for a part."""
     dialect: Any = connection.dialect
     if dialect.name != "sqlite":
-        # MySQL wants to be told that no row of the text is to be locked, MariaDB can't be.
+        # MySQL needs OF to leave the rows of the text unlocked. MariaDB has no OF.
         statement = _LOCK_OPEN_MYSQL if dialect.is_mariadb else f"{_LOCK_OPEN_MYSQL} OF upload"
         rows = await connection.execute(sa.text(statement), {"ids": json.dumps(sorted(ids))})
         return [(upload_id.decode(), user_id.decode(), *accounted) for upload_id, user_id, *accounted in rows]
@@ -292,13 +293,13 @@ async def set_flushed(connection: AsyncConnection, items: Iterable[tuple[str, in
 
 
 async def add_unfinished(connection: AsyncConnection, more: Mapping[str, int]) -> None:
-    """Add to the rows of users, locked in the order of their ids."""
-    # As it is, not as \u escapes: what becomes of those is each database's own affair.
+    """Add to `use_space_unfinished` of users. The rows are locked in the order of ids."""
+    # Without \u escapes, because databases decode them differently.
     batch = json.dumps(sorted(more.items()), ensure_ascii=False)
     await connection.execute(_ADD_UNFINISHED[connection.dialect.name], {"batch": batch})
 
 
-# Of the files of one content.
+# The most events for the files of one content.
 _MOST_TOLD = 1000
 
 
@@ -307,15 +308,15 @@ class NotOpen(Exception):
 
 
 class ClaimsChanged(Exception):
-    """The digests that the client claims are not those that are about to be stored."""
+    """The digests that the client claims differ from the digests to be stored."""
 
 
 class BlobLost(Exception):
-    """The blob was on its way out, or the row had gone, when it was to be used."""
+    """The blob has no refs any more, or a needed row is gone."""
 
 
 async def changed(connection: AsyncConnection, statement: sa.Executable, **values: object) -> int:
-    """Return how many rows a statement found."""
+    """Run a statement and return the number of rows found."""
     return rows_of(await connection.execute(statement, values))
 
 
@@ -351,7 +352,7 @@ async def close_row(
     file_id: str | None = None,
     md5: str | None = None,
 ) -> None:
-    """End an upload in `state`; what became of it stays in its row."""
+    """Close an upload in `state` and store the outcome in the row."""
     assert state in TRANSITIONS[upload.state], (upload.state, state)
     values = {
         "of_upload": upload.id,
@@ -365,8 +366,8 @@ async def close_row(
 
 
 async def settle_user(connection: AsyncConnection, upload: Upload, *, finished: int, files: int) -> None:
-    """Take an upload out of its user's account (the compensation, by the row's own figure) and add `finished` bytes and
-    so many files."""
+    """Take an upload out of its user's account (compensate by the `flushed_bytes` of the row), and add `finished` bytes and
+    `files` files."""
     values = {"flushed": upload.flushed_bytes, "size": upload.size, "finished": finished, "more_files": files - 1}
     await connection.execute(SETTLE_USER, values | {"of_user": upload.user_id})
 
@@ -374,11 +375,11 @@ async def settle_user(connection: AsyncConnection, upload: Upload, *, finished: 
 async def reserve(
     connection: AsyncConnection, user_id: str, more: int, *, requested: int, max_files: int | None = None
 ) -> None:
-    """`max_files`: for an upload that comes about by it. Raises QuotaExceeded, which tells of `requested` bytes;
-    TooManyFiles; BlobLost if the user's row has gone."""
+    """Reserve bytes of a user's account. `max_files`: the limit, for a new upload. Raises QuotaExceeded with `requested`
+    bytes, TooManyFiles, BlobLost if the user's row is gone."""
     statement, limits = (RESERVE, {}) if max_files is None else (RESERVE_ANEW, {"max_files": max_files})
     while await changed(connection, statement, of_user=user_id, more=more, **limits) == 0:
-        # Locked: where room was made at this moment, the statement finds it.
+        # With the lock, the next attempt sees room that was freed meanwhile.
         usage = await lock_user(connection, user_id)
         if not usage.fits(more):
             raise QuotaExceeded(**usage.figures(requested))
@@ -387,7 +388,7 @@ async def reserve(
 
 
 async def lock_user(connection: AsyncConnection, user_id: str) -> Usage:
-    """Raises BlobLost if the user's row has gone."""
+    """Raises BlobLost if the user's row is gone."""
     usage = await queries.usage(connection, user_id, lock=True)
     if usage is None:
         raise BlobLost(user_id)
@@ -397,7 +398,8 @@ async def lock_user(connection: AsyncConnection, user_id: str) -> Usage:
 async def take_room(
     connection: AsyncConnection, usage: Usage, more: int, max_files: int, spared: Collection[str] = ()
 ) -> None:
-    """Let so many files, uploads or folders of a user come about, whose row is locked. Raises TooManyFiles."""
+    """Make sure that a user may have `more` files, uploads or folders; if necessary, forget deleted files and left folders.
+    The user's row is locked. Raises TooManyFiles."""
     lacking = 0 if usage.takes_files(more, max_files) else usage.files + more - max_files
     if lacking and (forgotten := await forget_oldest(connection, usage.user_id, lacking)):
         await add_finished(connection, usage.user_id, 0, -forgotten)
@@ -407,8 +409,8 @@ async def take_room(
 
 
 async def give_way(connection: AsyncConnection, user_id: str, wanted: int, spared: Collection[str]) -> list[str]:
-    """Forget what a user's files may take the place of, the oldest first: folders that were left when their last files
-    went, but none that is spared. Returns them, at most as many as are wanted. The user's row is locked."""
+    """Forget up to `wanted` folders that remained after their last files, oldest first, except `spared` ones. Return them.
+    The user's row is locked."""
     gone = await forget_left_folders(connection, user_id, wanted, spared)
     await add_finished(connection, user_id, 0, -len(gone))
     return gone
@@ -420,7 +422,7 @@ async def insert_files(connection: AsyncConnection, files: Sequence[File]) -> No
 
 
 async def insert_held(connection: AsyncConnection, files: Iterable[tuple[File, str]], if_exists: IfExists) -> None:
-    """Insert files that gates hold, each with the id of the event by which those were asked."""
+    """Insert held files, each with the id of the event for its gates."""
     rows = [
         {name: getattr(file, name) for name in queries.FILE_COLUMNS}
         | {"event_id": event_id, "if_exists": if_exists.value}
@@ -430,7 +432,7 @@ async def insert_held(connection: AsyncConnection, files: Iterable[tuple[File, s
 
 
 async def take_held(connection: AsyncConnection, file_id: str, now: datetime) -> bool:
-    """Remove the row of a file that gates hold, and end their tasks; False if it has gone."""
+    """Remove the row of a held file and end the tasks of its gates; return False if the row is gone."""
     event_id = (await connection.execute(LOCK_HELD, {"of_file": file_id})).scalar()
     if event_id is None:
         return False
@@ -441,21 +443,21 @@ async def take_held(connection: AsyncConnection, file_id: str, now: datetime) ->
 
 
 async def give_up_names(connection: AsyncConnection, user_id: str, file_ids: Sequence[str]) -> None:
-    """Take the names from files that get others (`set_names`) in this transaction."""
+    """Give files temporary names, until `set_names` in the same transaction."""
     if file_ids:
         await connection.execute(GIVE_UP_NAMES, {"of_user": user_id, "ids": file_ids})
 
 
 async def set_names(connection: AsyncConnection, names: Mapping[str, str]) -> None:
-    """Give files names, by their ids."""
+    """Rename files, by id."""
     if names:
         batch = json.dumps(sorted(names.items()), ensure_ascii=False)
         await connection.execute(_SET_NAMES[connection.dialect.name], {"batch": batch})
 
 
 async def add_refs(connection: AsyncConnection, files: Sequence[File], now: datetime) -> None:
-    """Insert the row of the blob of each file or lock it, in the order of `files`, with one ref more, for bytes that the
-    caller is about to place. Of a content whose MD5 was not known, all files have it from here on, if this one has."""
+    """Insert or lock the blob of each file, in the order of `files`, and add a ref, for bytes that the caller is about to
+    place. If a blob had no MD5 and the file has one, set the MD5 of the blob and all its files."""
     if listens(connection, EventType.CONTENT_HEALED):
         for sha256 in await _damaged(connection, [file.sha256 for file in files]):
             await tell_of_content(connection, EventType.CONTENT_HEALED, sha256)
@@ -466,14 +468,13 @@ async def add_refs(connection: AsyncConnection, files: Sequence[File], now: date
         placed = {"refs": 1, "created_at": now, "placed_at": now}
         values = [{"sha256": file.sha256, "md5": file.md5, "size": file.size, **placed} for file in files]
         found = await connection.execute(ADD_REF[connection.dialect.name], values)
-    # MySQL counts a row that was there already twice. SQLite does not, and is not asked over a wire.
+    # MySQL counts an updated row twice. SQLite does not, but an extra statement is cheap there.
     if connection.dialect.name == "sqlite" or rows_of(found) > len(files):
         await fill_md5s(connection, {file.sha256: file.md5 for file in files if file.md5 is not None})
 
 
 async def fill_md5s(connection: AsyncConnection, md5s: Mapping[str, str]) -> None:
-    """Set the MD5 of each content where nobody had computed it: of its blob, whose row the caller has locked, and of its
-    files."""
+    """Set missing MD5s of contents, in the blobs and their files. The caller has locked the rows of the blobs."""
     if not md5s or not await _fill(connection, models.blob, md5s):
         return
     crash_point("md5.after_blob")
@@ -481,7 +482,7 @@ async def fill_md5s(connection: AsyncConnection, md5s: Mapping[str, str]) -> Non
 
 
 async def _fill(connection: AsyncConnection, table: sa.Table, md5s: Mapping[str, str]) -> int:
-    """Returns how many rows lacked it."""
+    """Return the number of rows that lacked an MD5."""
     if len(md5s) > 1 and connection.dialect.name != "sqlite":
         return await changed(connection, _SET_MD5S[table.name], batch=json.dumps(sorted(md5s.items())))
     values = [{"of_content": sha256, "computed": md5} for sha256, md5 in md5s.items()]
@@ -489,8 +490,7 @@ async def _fill(connection: AsyncConnection, table: sa.Table, md5s: Mapping[str,
 
 
 async def _damaged(connection: AsyncConnection, sha256s: Sequence[str]) -> list[str]:
-    """Return those of which it is known, and the rows of all that are there locked, so that none becomes so
-    meanwhile."""
+    """Return the SHA-256s of damaged blobs. Lock all rows: no blob becomes damaged before the commit."""
     if len(sha256s) == 1:
         damaged = (await connection.execute(LOCK_DAMAGED, {"of_blob": sha256s[0]})).scalar()
         return list(sha256s) if damaged else []
@@ -500,8 +500,8 @@ async def _damaged(connection: AsyncConnection, sha256s: Sequence[str]) -> list[
 
 
 async def tell_of_content(connection: AsyncConnection, kind: EventType, sha256: str) -> None:
-    """Tell the files of a content how that is now; where somebody `listens`. Of a content that very many have, as that
-    of empty files, not of all: it is one transaction, which holds its blob."""
+    """Write an event for each file of a damaged or healed content, if a sink `listens`. At most `_MOST_TOLD` files get an
+    event: very many users may have the same content, such as an empty file, and the transaction locks the blob."""
     make = content_damaged if kind is EventType.CONTENT_DAMAGED else content_healed
     files = await queries.files_by_sha256(connection, sha256, limit=_MOST_TOLD + 1)
     await tell_all(connection, make, files[:_MOST_TOLD], len(files) > _MOST_TOLD)

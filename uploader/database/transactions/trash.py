@@ -1,4 +1,4 @@
-"""The transactions of a user's trash: files come back out of it, or go for good."""
+"""Transactions of a user's trash: restore deleted files, or remove them for good."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ _WITH_REFS = (
     .with_for_update()
 )
 _INSERT_BLOB = sa.insert(models.blob)
-# Says, while their rows are locked, which contents without refs are still in their places, as they were.
+# Returns, while the rows are locked, the contents without refs whose bytes are still in place and unchanged.
 AreThere = Callable[[Sequence[str]], Awaitable[set[str]]]
 
 
@@ -34,8 +34,8 @@ async def restore_files(
     *,
     are_there: AreThere,
 ) -> dict[str, Verdict]:
-    """Give a user files back of which the store has the contents; return what became of each of these, by its id. The
-    contents of the others are in the trash of the store, or lost. Raises NamesChanged, BlobLost."""
+    """Restore the files whose contents the store has; return verdicts by file id. The other files get no verdict: their
+    contents are in the trash of the store, or lost. Raises NamesChanged, BlobLost."""
     contents = sorted({file.sha256 for file in trashed})
     found = await connection.execute(_WITH_REFS, {"of_contents": contents})
     refs_of = {row.sha256: row.refs for row in found}
@@ -48,7 +48,7 @@ async def restore_files(
     if not files:
         return {}
     revived = [sha256 for sha256 in without_refs if sha256 not in lost]
-    if revived:  # so that it is used as any other
+    if revived:  # `lock_contents` needs a ref
         await connection.execute(sa.update(models.blob).where(_BLOBS.sha256.in_(revived)).values(refs=1))
     locked = await lock_contents(connection, files, if_exists, now, brings_bytes=False)
     if revived:
@@ -65,8 +65,8 @@ async def restore_placed(
     now: datetime,
     place_blobs: PlaceBlob,
 ) -> dict[str, Verdict]:
-    """Give a user files back whose bytes are placed by this; return what became of each, by its id. Where the store has
-    locations there is one file. Raises NamesChanged, BlobLost, and of one file NameTaken."""
+    """Restore files and place their bytes; return verdicts by file id. In a store with locations, `trashed` is one file.
+    Raises NamesChanged, BlobLost, and NameTaken for a single file."""
     files = [file_of(file) for file in trashed]
     locked = await lock_contents(connection, files, if_exists, now)
     if (location := await place_blobs()) is not None:
@@ -78,10 +78,10 @@ async def restore_placed(
 async def _restore(
     connection: AsyncConnection, trashed: Sequence[TrashedFile], if_exists: IfExists, locked: set[str], now: datetime
 ) -> list[Verdict]:
-    """Give files back whose contents are locked; those that never passed go through the gates that there are."""
+    """Restore files whose contents are locked. Files that never passed go through the present gates."""
     passed, files = [file.id for file in trashed if file.passed], [file_of(file) for file in trashed]
     known = await queries.blobs_by_sha256(connection, sorted({file.sha256 for file in files}))
-    # Somebody may have computed it since.
+    # The MD5 may have been computed since the deletion.
     files = [replace(file, md5=known[file.sha256].md5) for file in files]
     await links.end_of_files(connection, [file.id for file in files], now)
     await links.lock_of(connection, files)
@@ -96,7 +96,8 @@ def file_of(trashed: TrashedFile) -> File:
 
 
 async def expect_contents(connection: AsyncConnection, trashed: Sequence[TrashedFile], now: datetime) -> None:
-    """Have a row of each content without refs, unless there is one: the collector finds what a crash leaves of its bytes."""
+    """Insert a row without refs for each content that has none, so that after a crash the collector finds the placed
+    bytes."""
     by_content = {file.sha256: file for file in trashed}
     known = await queries.known_blobs(connection, sorted(by_content))
     rows = [
@@ -109,13 +110,13 @@ async def expect_contents(connection: AsyncConnection, trashed: Sequence[Trashed
 
 
 async def forget_files(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> int:
-    """Remove files from a user's trash for good; return how many were there."""
+    """Remove files from a user's trash for good; return the number removed."""
     await queries.usage(connection, user_id, lock=True)
     return await _account(connection, user_id, await take_out(connection, user_id, ids))
 
 
 async def empty(connection: AsyncConnection, user_id: str, most: int) -> int:
-    """Remove so many files from a user's trash for good, the oldest first; return how many there were."""
+    """Remove up to `most` files from a user's trash for good, oldest first; return the number removed."""
     await queries.usage(connection, user_id, lock=True)
     return await _account(connection, user_id, await forget_oldest(connection, user_id, most))
 

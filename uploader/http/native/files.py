@@ -1,6 +1,4 @@
-"""`/me`: files, one and many at once, and the caller's accounts; each handler turns a request into one call of the
-service, and what it says into HTTP.
-"""
+"""Handlers of `/me`: files, folders, archives, and the caller's accounts."""
 
 import base64
 import unicodedata
@@ -135,7 +133,7 @@ class FileHandlers:
     )
     async def get_content(self, call: Call) -> Response:
         file = await self.files.get(call.user_id, call.in_path("id"))
-        # What strangers sent is never shown.
+        # Files sent by visitors of links are never shown inline.
         inline = call.query_word("show", "", ("", "inline")) == "inline" and not file.session
         return await download(call.request, file, self.files, inline=inline, sends_on=self.sends_on)
 
@@ -198,7 +196,7 @@ class FileHandlers:
         parameters=(*link_parameters("POST /me/archive/link"), _SELECTION),
     )
     async def make_archive(self, call: Call) -> Response:
-        """Make an archive; with a link, only of what that was made for."""
+        """Make an archive. A signed link works only for the original selection."""
         told = await call.json_or_form(ArchiveSchema, FORM_FIELD, most_bytes=_MAX_ARCHIVE_JSON_BYTES)
         selection = await in_thread(selection_of, told)
         linked = call.query("selection")
@@ -215,7 +213,7 @@ class FileHandlers:
         problems=("file-not-found",),
     )
     async def make_archive_link(self, call: Call) -> Response:
-        """Refuse here what could not be answered later, where nobody may see it."""
+        """Refuse an empty selection here: a form that posts to the link may have nobody to see an error."""
         told = await call.json(ArchiveSchema, most_bytes=_MAX_ARCHIVE_JSON_BYTES)
         selection = await in_thread(selection_of, told)
         await self.folders.names(call.user_id, selection)
@@ -278,7 +276,7 @@ class FileHandlers:
         parameters=(LIMIT, AFTER, PREFIX),
     )
     async def list_folders(self, call: Call) -> Response:
-        """List what no list of files has: those that are not empty are in the names of files."""
+        """List empty folders. Other folders appear in the names of files."""
         limit, prefix = call.query_int(LIMIT), part_of_name(call, "prefix")
         names = await self.folders.list_empty(call.user_id, prefix or "", limit=limit, after=call.query("after") or "")
         cursor = names[-1] if len(names) == limit else None
@@ -303,12 +301,12 @@ class FileHandlers:
 
 
 def part_of_name(call: Call, parameter: str) -> str | None:
-    """Return a part of a name in the form that names have."""
+    """Return a query parameter in NFC, the form of names."""
     part = call.query(parameter)
     return None if part is None else unicodedata.normalize("NFC", part)
 
 
-# A page of what is right below a prefix, and where the next one begins.
+# Returns a page of the entries right below a prefix, and the place where the next page begins.
 Level = Callable[..., Awaitable[tuple[list[Folder | File], Place | None]]]
 
 
@@ -334,12 +332,12 @@ def _place_of(cursor: str | None) -> Place | None:
 
 
 def _if_exists(told: schemas.Rename | schemas.Move | MoveInto) -> IfExists:
-    """Return what becomes of what has a name that is wanted: an order that replaces nothing, unless told."""
+    """Return the client's choice for taken names, or the default of a move."""
     return IfExists(told.if_exists) if told.if_exists else MOVE.if_exists
 
 
 def _of_some(told: SelectionSchema) -> Selection:
-    """Return what is to be changed, never all files by an empty prefix. Raises InvalidRequest."""
+    """Return the selection to change. Raises InvalidRequest for an empty prefix, which would select all files."""
     selection = selection_of(told)
     if "" in selection.prefixes:
         raise InvalidRequest.field("prefixes", "contains an empty name")
