@@ -178,3 +178,15 @@ async def test_the_few_names_of_a_user_are_found_in_whatever_order_they_came(mak
             assert [each["name"] for each in level["folders"]] == (["private/", "s/"] if count > 1 else ["s/"])
             refused = await stack.client.post(f"/me/files?name={name.partition('/')[0]}&if_exists=fail", content=b"x")
             assert refused.json()["code"] == "name-taken"
+
+
+async def test_level_is_whole_where_the_trash_has_as_many_files(make_stack_on: MakeStack) -> None:
+    """MySQL expects all rows of a table, and more, in a range: the entries of replaced rows are still in the index."""
+    async with make_stack_on() as stack:
+        folders = [f"{number}/" for number in range(1, 61)]
+        for folder in folders:
+            for content in (b"first", b"second"):
+                query = {"name": f"{folder}a", "if_exists": "replace"}
+                assert (await stack.client.post("/me/files", params=query, content=content)).status_code == 201
+        found = (await stack.client.get("/me/files?delimiter=/&limit=1000")).json()["folders"]
+        assert [each["name"] for each in found] == sorted(folders)

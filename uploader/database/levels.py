@@ -110,6 +110,18 @@ WHERE hop.name < :beyond ORDER BY hop.number"""
 _FOLDERS_OF_LEVEL = """
 SELECT hop.number, hop.name AS found FROM hop WHERE hop.name < :beyond ORDER BY hop.number"""
 
+# Of each range the first name in it. Correct whatever the order in which MySQL reads the rows.
+_SKIPPED = """
+SELECT item.number - 1 AS number, (
+  SELECT MIN({table}.name) FROM JSON_TABLE(:users, '$[*]' COLUMNS (id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) AS owner
+  STRAIGHT_JOIN {table} FORCE INDEX ({index})
+    ON {table}.user_id >= CAST(owner.id AS BINARY) AND {table}.user_id <= CAST(owner.id AS BINARY)
+    AND {table}.name >= UNHEX(item.first) AND {table}.name < UNHEX(item.beyond)
+) AS name
+FROM JSON_TABLE(:gaps, '$[*]' COLUMNS (
+  number FOR ORDINALITY, first VARCHAR(2052) CHARACTER SET utf8mb4 PATH '$[0]',
+  beyond VARCHAR(2052) CHARACTER SET utf8mb4 PATH '$[1]'
+)) AS item"""
 _HAS_MORE = """
 SELECT file.name FROM file {index} WHERE file.user_id = :user_id AND file.name >= :first AND file.name < :beyond
 ORDER BY file.name LIMIT 1 OFFSET :most"""
@@ -216,6 +228,13 @@ def _level(dialect: str, table: str) -> sa.TextualSelect:
     named = ", ".join(f"file.{column.name}" for column in columns)
     statement = hops + _FILES_OF_LEVEL.format(columns=named, index=_INDEX[dialect], slash=_SLASH)
     return _typed(statement, *found, *columns, sa.column("damaged", sa.Boolean()))
+
+
+@cache
+def _skipped(table: str) -> sa.TextualSelect:
+    """Return the statement that finds, for each range by number, the first name in the range."""
+    statement = _SKIPPED.format(table=table, index=_INDEXES[table])
+    return _typed(statement, sa.column("number", models.Integer64()), sa.column("name", _FILES.name.type))
 
 
 @cache
@@ -338,17 +357,40 @@ async def _entries(
         asked = {"user_id": user_id, "users": json.dumps([user_id]), "skip": len(prefix.encode()) + 1, "first": first}
         asked |= {"beyond": _beyond(prefix), "hops": hops}
         rows = (await connection.execute(statement, asked)).mappings().all()
-        for row in rows:
+        is_last = not rows or rows[-1]["number"] < hops
+        skipped = await _first_skipped(
+            connection, user_id, prefix, table, [row["found"] for row in rows], is_last=is_last
+        )
+        for row in rows if skipped is None else rows[: skipped[0] + 1]:
             file = dict(row)
-            number, at = file.pop("number"), file.pop("found")
+            _, at = file.pop("number"), file.pop("found")
             slash = at.find("/", len(prefix))
             if slash >= 0:
                 found[at[: slash + 1]] = None
             elif file.get("id") is not None:
                 found[at] = File(**file)
-        if len(found) >= limit or not rows or number < hops:
+        if len(found) >= limit or (is_last and skipped is None):
             return found
-        first = _first_after(prefix, at)
+        first = _first_after(prefix, at) if skipped is None else skipped[1].encode()
+
+
+async def _first_skipped(
+    connection: AsyncConnection, user_id: str, prefix: str, table: str, names: Sequence[str], *, is_last: bool
+) -> tuple[int, str] | None:
+    """Return the first name that the hops have skipped, and the number of the hop before. `is_last`: the level should have
+    no name after these.
+
+    MySQL 8 and 9 read a range in the order of the primary key if they expect all rows of the table in the range, even
+    with FORCE INDEX. Then a hop leads to another name than the next one.
+    """
+    if connection.dialect.name == "sqlite" or not names:
+        return None
+    firsts = [_first_after(prefix, name) for name in names]
+    ends = [name.encode() for name in names[1:]] + ([_beyond(prefix)] if is_last else [])
+    gaps = json.dumps([(first.hex(), end.hex()) for first, end in zip(firsts, ends, strict=False)])
+    asked = {"users": json.dumps([user_id]), "gaps": gaps}
+    found = [(number, name) for number, name in await connection.execute(_skipped(table), asked) if name is not None]
+    return min(found, default=None)
 
 
 async def _counted(connection: AsyncConnection, user_id: str, prefix: str, names: Sequence[str]) -> dict[str, Folder]:
