@@ -110,7 +110,7 @@ WHERE hop.name < :beyond ORDER BY hop.number"""
 _FOLDERS_OF_LEVEL = """
 SELECT hop.number, hop.name AS found FROM hop WHERE hop.name < :beyond ORDER BY hop.number"""
 
-# Of each range the first name in it. Correct whatever the order in which MySQL reads the rows.
+# Finds the first name of each range. MySQL may read the rows in any order.
 _SKIPPED = """
 SELECT item.number - 1 AS number, (
   SELECT MIN({table}.name) FROM JSON_TABLE(:users, '$[*]' COLUMNS (id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) AS owner
@@ -380,8 +380,8 @@ async def _first_skipped(
     """Return the first name that the hops have skipped, and the number of the hop before. `is_last`: the level should have
     no name after these.
 
-    MySQL 8 and 9 read a range in the order of the primary key if they expect all rows of the table in the range, even
-    with FORCE INDEX. Then a hop leads to another name than the next one.
+    MySQL and MariaDB read a range in the order of the primary key if they expect all rows of the table in the range, in
+    spite of FORCE INDEX. Then a hop leads past names.
     """
     if connection.dialect.name == "sqlite" or not names:
         return None
