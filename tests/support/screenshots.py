@@ -71,8 +71,9 @@ async def take(browser: Browser, directory: Path) -> None:
         there = Path(made)
         data = there / "data"
         server = Server(there / "log", {"DATA": str(data), "CHUNK_SIZE": str(MIB)}, "--no-jobs")
-        with ended(server), client_of_owner(server.url, data) as client:
-            _fill(client, data)
+        with ended(server):
+            with client_of_owner(server.url, data) as client:
+                _fill(client, data)
             token = owner_token(data)
             size: dict[str, Any] = {"viewport": {"width": 1100, "height": 760}}
             async with (
@@ -86,6 +87,7 @@ async def take(browser: Browser, directory: Path) -> None:
                 await expect(visitor.page.locator("#users tbody tr")).to_have_count(len(USERS) + 1)
                 await expect(visitor.page.locator("[aria-busy='true']")).to_have_count(0)
                 await visitor.page.screenshot(path=directory / "admin-page.png")
+            server.stop()  # and its Valkey, before their directory goes
 
 
 @contextlib.asynccontextmanager
