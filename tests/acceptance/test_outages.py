@@ -43,7 +43,7 @@ def installed(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
             yield Installation(tmp_path, small.here / "data", settings, commands, named(faults), small.program)
         return
     disk, data = FailingDisk(tmp_path), tmp_path / "data"
-    settings = COMMON | disk.settings | {"DATA": str(data)}
+    settings = COMMON | disk.settings | {"DATA": str(data), "TEST_PRELOAD_PROGRAMS": "1"}
     faults = outages.of_disk(disk, data)
     if name.startswith("embedded"):
         yield Installation(tmp_path, data, settings, commands, named(faults))
