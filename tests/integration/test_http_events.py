@@ -89,8 +89,8 @@ async def test_dead_ones_are_told_once_more(
             }
             one.status = 200
             relay = stack.services.relays[0]
-            for _ in range(3):  # a relay looks again after a while, whatever it finds
-                clock.advance(2)  # it was taken for one that is down
+            for _ in range(3):  # relays look again after a while
+                clock.advance(2)  # the sink seemed to be down
                 await relay_all(relay)
             assert len({event["id"] for event in one.events[told:]}) == 5, (relay, await rows(stack.services.database))
             assert (await root.post("/admin/events/replay", json={"sink": "one"})).json() == {"deliveries": 0}

@@ -181,7 +181,7 @@ async def test_the_few_names_of_a_user_are_found_in_whatever_order_they_came(mak
 
 
 async def test_level_is_whole_where_the_trash_has_as_many_files(make_stack_on: MakeStack) -> None:
-    """MySQL expects all rows of a table, and more, in a range: the entries of replaced rows are still in the index."""
+    """Replaced rows leave entries in the index. MySQL then expects more rows in a range than the table has."""
     async with make_stack_on() as stack:
         folders = [f"{number}/" for number in range(1, 61)]
         for folder in folders:

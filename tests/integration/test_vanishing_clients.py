@@ -38,7 +38,7 @@ async def test_a_thousand_vanishing_clients_leave_nothing_behind(
         await stack.open(OPEN)
         file_id = (await stack.upload(FILE)).json()["file"]["id"]
         requests = _requests(stack, file_id)
-        await _vanish(server, requests[0], 0)  # so that pools are filled and modules loaded
+        await _vanish(server, requests[0], 0)  # fills pools and loads modules
         await eventually(lambda: _is_quiet(server, {}))
         await stack.services.storage.drain()
         tasks, descriptors = _tasks(), _descriptors()

@@ -40,7 +40,7 @@ class Backups:
             if made.returncode == 0:
                 return
             disk = self._installation.disk
-            # A disk that can't be read for a while has damaged contents, to a backup.
+            # A backup calls unreadable contents damaged.
             is_unreadable = disk is not None and disk.has_failed and "damaged: " in made.stdout
             assert "away" in made.stderr or is_unreadable, made.stdout + made.stderr
         raise AssertionError("no backup could be made")

@@ -123,7 +123,7 @@ def start(
 ) -> Forked:
     """Start a script, or `-m` and a module, in a session of its own, with three standard files and the umask of who asks."""
     preloaded = environment.get("UPLOADER_TEST_PRELOAD", "")
-    # For the programs that it starts, as several server processes are.
+    # For programs of the process: several server processes are programs.
     more = {"LD_PRELOAD": preloaded} if "UPLOADER_TEST_PRELOAD_PROGRAMS" in environment else {}
     order: dict[str, Any] = {"arguments": [*map(str, arguments)], "environment": {**environment, **more}}
     order |= {"cwd": str(cwd or Path.cwd()), "umask": umask()}
