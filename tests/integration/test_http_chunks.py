@@ -395,6 +395,24 @@ async def test_retry_is_told_of_its_upload_and_of_no_other_file_of_the_content(s
         assert (again.status_code, again.json()) == (200, whole.json()), "it came after that upload"
 
 
+@pytest.mark.parametrize("jump_days", [-9, 9])
+async def test_retry_is_told_of_its_upload_under_jumped_clocks(
+    make_stack: MakeStack, clock: ManualClock, jump_days: int
+) -> None:
+    """Servers may disagree on the time: one closes the first upload, another one the second, and a third one is asked."""
+    async with make_stack(clock=clock) as stack:
+        await stack.upload(CONTENT)
+        clock.jump(jump_days * 86400)
+        await stack.open(CONTENT, name="copy", instant=False)
+        for number in range(CONTENT.chunk_count):
+            last = await stack.put(CONTENT, number)
+        assert last.json()["file"]["name"] == "copy"
+        for back_days in (0, -jump_days):
+            clock.jump(back_days * 86400)
+            for again in (await stack.client.post(f"{URL}/merge"), await stack.put(CONTENT, 0)):
+                assert (again.status_code, again.json()) == (200, last.json()), back_days
+
+
 async def test_a_merge_of_wrong_bytes_is_refused_once_and_then_gone(stack: Stack) -> None:
     # So the last chunk does not get as far as comparing.
     with failing_call("pwrite", errno.EIO, times=None, only=lambda path: path.name == "digest"):

@@ -327,7 +327,7 @@ async def test_the_newest_and_the_open_of_a_user_are_found_along_an_index(sqlite
         await database.read(queries.closed_before_newest, [owner("alice")], 9, 9)
         await database.read(queries.ends_of_uploads, NOW, NOW, 9)
         await database.read(queries.count_open_uploads, owner("alice"))
-        await database.read(queries.newest_closed_upload, owner("alice"), digests("")["md5"], NOW)
+        await database.read(queries.newest_closed_upload, owner("alice"), digests("")["md5"])
     await database.close()
     with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as connection:
         plans = [
@@ -340,4 +340,4 @@ async def test_the_newest_and_the_open_of_a_user_are_found_along_an_index(sqlite
     assert newest.count(along) == 2 and "TEMP B-TREE" not in newest
     assert "INDEX ix_upload_closed (closed_at>? AND closed_at<?)" in ends and "TEMP B-TREE" not in ends
     assert f"{along})" in opened
-    assert "(user_id=? AND session=? AND md5=?)" in by_md5
+    assert "(user_id=? AND session=? AND md5=? AND open_flag=?)" in by_md5

@@ -99,8 +99,8 @@ _OPEN_UPLOADS_OF_CALLER = (*_are_given(_UPLOADS, "user_id", "session"), _UPLOADS
 _OPEN_UPLOAD_BY_MD5 = _UPLOAD.where(*_OPEN_UPLOADS_OF_CALLER, _UPLOADS.md5 == sa.bindparam("md5")).limit(1)
 _NEWEST_CLOSED_UPLOAD = (
     _UPLOAD.where(*_are_given(_UPLOADS, "user_id", "session", "md5"))
-    .where(_UPLOADS.closed_at > sa.bindparam("closed_after"))
-    .order_by(_UPLOADS.closed_at.desc(), _UPLOADS.id.desc())
+    .where(_UPLOADS.open_flag.is_(None))
+    .order_by(_UPLOADS.id.desc())
     .limit(1)
 )
 
@@ -229,11 +229,9 @@ async def open_upload_by_md5(connection: AsyncConnection, caller: Caller, md5: s
     return await first_of(connection, upload_of, _OPEN_UPLOAD_BY_MD5, **_key(caller), md5=md5)
 
 
-async def newest_closed_upload(
-    connection: AsyncConnection, caller: Caller, md5: str, closed_after: datetime
-) -> Upload | None:
-    asked = {**_key(caller), "md5": md5, "closed_after": closed_after}
-    return await first_of(connection, upload_of, _NEWEST_CLOSED_UPLOAD, **asked)
+async def newest_closed_upload(connection: AsyncConnection, caller: Caller, md5: str) -> Upload | None:
+    """Return the closed upload that was opened last, whatever the clocks of the servers say of its end."""
+    return await first_of(connection, upload_of, _NEWEST_CLOSED_UPLOAD, **_key(caller), md5=md5)
 
 
 async def upload_by_idempotency_key(connection: AsyncConnection, caller: Caller, key: str) -> Upload | None:

@@ -86,9 +86,9 @@ class Uploads:
             upload = await queries.open_upload_by_md5(connection, caller, md5)
             if upload is not None:
                 return upload, None
-            since = self._closed_uploads_are_known_since()
-            upload = await queries.newest_closed_upload(connection, caller, md5, since)
-            return upload, await queries.newest_sent(connection, caller, md5)
+            upload = await queries.newest_closed_upload(connection, caller, md5)
+            known = upload if upload is not None and self._is_remembered(upload) else None
+            return known, await queries.newest_sent(connection, caller, md5)
 
         upload, sent = await self.database.read(look, brief=True)
         if upload is not None and (upload.state is State.OPEN or sent is None):
@@ -97,8 +97,9 @@ class Uploads:
             raise UploadNotFound()
         file, refused = sent
         if upload is not None:
-            # A repeated request gets the result of its own upload, even if the caller has older files of this content.
-            is_its_result = upload.closed_at is not None and file.created_at <= upload.closed_at
+            # A repeated request gets the result of its own upload, even if the caller has older files of this content. Ids
+            # tell the order: `closed_at` and `created_at` may come from servers whose clocks differ.
+            is_its_result = max(upload.id, upload.file_id or "") >= file.id
             is_newest_refused = upload.is_refused and (upload.file_id or "") > file.id
             if is_newest_refused or (is_its_result and not newest_file):
                 return await self.ended(upload)
@@ -106,13 +107,15 @@ class Uploads:
             raise UploadGone(reason=REFUSED)
         return Complete(file=file, created=False)
 
-    def _closed_uploads_are_known_since(self) -> datetime:
-        return self.clock.now() - timedelta(seconds=self.settings.closed_retention_seconds)
+    def _is_remembered(self, upload: Upload) -> bool:
+        """Return whether a closed upload is within the retention of closed uploads."""
+        since = self.clock.now() - timedelta(seconds=self.settings.closed_retention_seconds)
+        return upload.closed_at is not None and upload.closed_at > since
 
     async def ended(self, upload: Upload) -> Complete:
         """Return the file that a closed upload became. Raises UploadGone, or UploadNotFound if the file was deleted or
         the upload was closed too long ago."""
-        if upload.closed_at is None or upload.closed_at <= self._closed_uploads_are_known_since():
+        if not self._is_remembered(upload):
             raise UploadNotFound()
         if upload.state is not State.DONE:
             raise UploadGone(reason=upload.close_reason)
