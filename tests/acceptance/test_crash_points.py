@@ -432,7 +432,7 @@ async def test_a_healing_and_a_purge_that_die_are_ended_by_the_next(installation
 
 
 @pytest.mark.parametrize("many", [False, True])
-async def test_a_restore_that_dies_is_ended_by_the_next(installation: Installation, many: bool) -> None:
+async def test_next_call_completes_a_killed_restore(installation: Installation, many: bool) -> None:
     async def delete(url: str) -> None:
         async with installation.http(url) as http:
             answer = await http.post("/me/files", params={"name": DELETED.name}, content=DELETED.data)
@@ -463,7 +463,7 @@ async def test_a_restore_that_dies_is_ended_by_the_next(installation: Installati
     assert (found.returncode, json.loads(found.stdout)["drifts"]) == (0, [])
 
 
-async def test_a_move_that_dies_at_any_range_is_completed_by_its_repetition_or_by_the_job(
+async def test_repeated_call_or_job_completes_a_move_killed_at_any_range(
     installation: Installation,
 ) -> None:
     """Meanwhile each file has one name."""

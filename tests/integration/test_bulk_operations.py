@@ -114,7 +114,7 @@ async def test_figures_are_exact_after_each_range_and_each_file_has_one_name(
 
 
 @pytest.mark.parametrize("if_exists", ["fail", "keep", "replace"])
-async def test_names_that_are_taken_are_decided_one_by_one(stack_on: Stack, if_exists: str) -> None:
+async def test_taken_names_are_decided_one_by_one(stack_on: Stack, if_exists: str) -> None:
     await fill(stack_on, "a/1", "a/2", "a/3", "a/4", "a/5", "b/4")
     moved = await move(stack_on, "a/", "b/", if_exists=if_exists)
     if if_exists == "fail":
@@ -127,7 +127,7 @@ async def test_names_that_are_taken_are_decided_one_by_one(stack_on: Stack, if_e
 
 
 @pytest.mark.parametrize("taken", ["b/e", "b/e/f"])
-async def test_empty_folder_that_finds_no_place_keeps_all_files_in_theirs(stack_on: Stack, taken: str) -> None:
+async def test_empty_folder_without_a_place_stops_the_move_of_its_files(stack_on: Stack, taken: str) -> None:
     await fill(stack_on, "a/1", "a/2", "a/3", taken)
     assert (await stack_on.client.post("/me/folders", json={"name": "a/e/f"})).status_code == 201
     moved = await move(stack_on, "a/", "b/")
@@ -135,9 +135,7 @@ async def test_empty_folder_that_finds_no_place_keeps_all_files_in_theirs(stack_
     assert await names_of(stack_on.client) == ["a/1", "a/2", "a/3", taken]
 
 
-async def test_user_has_no_more_files_than_may_be_after_each_range(
-    make_stack_on: MakeStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_max_files_holds_after_each_range(make_stack_on: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deleted files give way to the folder that is left."""
     async with make_stack_on(max_files=len(NAMES)) as stack:
         await fill(stack, *(f"top/{name}" for name in NAMES))
@@ -154,9 +152,7 @@ async def test_user_has_no_more_files_than_may_be_after_each_range(
 
 
 @pytest.mark.parametrize(("prefix", "to"), [("a/", ""), ("a/a/", "a/"), ("x/a", "x/")])
-async def test_folder_that_moves_up_gives_names_up_before_they_are_needed(
-    stack_on: Stack, prefix: str, to: str
-) -> None:
+async def test_folder_moving_up_frees_names_in_time(stack_on: Stack, prefix: str, to: str) -> None:
     below = ("a/a/a/1", "a/a/1", "a/1", "2", "a/a/2", "a/0/1", "a/b", "zz")
     names = [f"{prefix}{name}" for name in below if prefix != "x/a" or not name[0].isdigit()]
     await fill(stack_on, *names)
@@ -318,7 +314,7 @@ async def test_open_upload_moves_up_with_its_folder(stack_on: Stack) -> None:
     assert await names_of(stack_on.client) == ["a/a/x", "a/x"]
 
 
-async def test_file_that_was_still_sent_arrives_after_the_deletion_of_its_folder(gated: Stack) -> None:
+async def test_unfinished_upload_arrives_after_the_deletion_of_its_folder(gated: Stack) -> None:
     assert (await send(gated.client, OTHER, "a/held")).is_success
     assert (await gated.open(CONTENT, name="a/native")).status_code == 201
     assert (await gated.client.post("/me/folders", json={"name": "a/x"})).status_code == 201
@@ -329,7 +325,7 @@ async def test_file_that_was_still_sent_arrives_after_the_deletion_of_its_folder
     assert await names_of(gated.client) == ["a/held", "a/native"]
 
 
-async def test_held_files_and_open_uploads_go_with_a_folder_if_they_are_to(gated: Stack) -> None:
+async def test_open_cancel_deletes_held_files_and_open_uploads(gated: Stack) -> None:
     link = await make_link(gated, name="a/in/")
     visitor = await visit(gated, link)
     for number in range(3):
@@ -345,7 +341,7 @@ async def test_held_files_and_open_uploads_go_with_a_folder_if_they_are_to(gated
     assert (await gated.client.delete("/me/files?prefix=a/&open=no")).status_code == 422
 
 
-async def test_held_files_move_with_their_folder_also_those_of_visitors(gated: Stack) -> None:
+async def test_held_files_of_users_and_visitors_move_with_their_folder(gated: Stack) -> None:
     link = await make_link(gated, name="a/in/")
     visitor = await visit(gated, link)
     for number in range(3):
@@ -390,9 +386,7 @@ DURING: dict[str, tuple[Callable[[Stack], Awaitable[None]], list[str]]] = {
 
 
 @pytest.mark.parametrize("what", DURING)
-async def test_move_takes_along_what_changes_meanwhile(
-    stack_on: Stack, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+async def test_move_includes_concurrent_changes(stack_on: Stack, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     work, expected = DURING[what]
     await fill(stack_on, *NAMES)
     if what == "an upload finishes":
@@ -403,7 +397,7 @@ async def test_move_takes_along_what_changes_meanwhile(
     assert await names_of(stack_on.client) == sorted(expected)
 
 
-async def test_move_takes_along_what_passes_a_gate_meanwhile(gated: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_move_includes_files_passed_by_a_gate_meanwhile(gated: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(7):
         assert (await send(gated.client, Content(KIB, seed=30 + number), f"a/{number}")).is_success
     after_ranges(gated, monkeypatch, lambda: gate_passes(gated), at=2)
@@ -449,7 +443,7 @@ CROSSING: dict[Callable[[Stack], Awaitable[Any]], tuple[dict[str, int] | None, l
 
 @pytest.mark.parametrize("second", CROSSING)
 @pytest.mark.parametrize("dies", [False, True])
-async def test_second_operation_is_as_one_after_the_first(
+async def test_second_operation_runs_after_the_first(
     stack_on: Stack,
     monkeypatch: pytest.MonkeyPatch,
     second: Callable[[Stack], Awaitable[Any]],
@@ -499,7 +493,7 @@ async def test_same_call_at_two_servers_moves_each_file_once(stack_on: Stack) ->
     assert await names_of(stack_on.client) == sorted(MOVED)
 
 
-async def test_crossing_moves_at_two_servers_are_one_after_the_other(stack_on: Stack) -> None:
+async def test_crossing_moves_at_two_servers_run_in_sequence(stack_on: Stack) -> None:
     await fill(stack_on, *NAMES, "b/own")
     first, second = stack_on.services.bulk_operations, another_server(stack_on)
     counts = await asyncio.gather(first.move("alice", "a/", "b/"), second.move("alice", "b/", "a/"))

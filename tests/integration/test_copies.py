@@ -54,7 +54,7 @@ def files_in(path: Path) -> list[bytes]:
         return [name for (name,) in opened.execute("SELECT name FROM file ORDER BY name")]
 
 
-async def test_a_copy_an_hour_and_two_are_kept(
+async def test_copies_are_hourly_and_two_are_kept(
     stack: Stack, clock: ManualClock, path: Path, kept: RollingCopies
 ) -> None:
     job, seen = CopyKeeper(stack.services.copies.keep), []
@@ -73,7 +73,7 @@ async def test_a_copy_an_hour_and_two_are_kept(
     )
 
 
-async def test_an_interrupted_copy_is_none_and_the_next_goes_on(
+async def test_interrupted_copy_leaves_no_copy_and_the_next_succeeds(
     stack: Stack, clock: ManualClock, path: Path, kept: RollingCopies
 ) -> None:
     keeping = stack.services.copies
@@ -94,7 +94,7 @@ async def test_an_interrupted_copy_is_none_and_the_next_goes_on(
     draft.unlink()
 
 
-async def test_a_damaged_database_takes_no_good_copy_away(
+async def test_damaged_database_replaces_no_good_copy(
     stack: Stack, clock: ManualClock, path: Path, kept: RollingCopies
 ) -> None:
     await stack.upload(CONTENT)

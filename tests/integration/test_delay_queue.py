@@ -156,7 +156,7 @@ async def test_queues_are_apart(redis: RedisConnection, queue: DelayQueue) -> No
     assert await claimed(queue, 0) == ["desk"]
 
 
-async def test_a_queue_is_one_over_all_its_shards(redis: RedisConnection) -> None:
+async def test_queue_serves_the_tasks_of_all_shards(redis: RedisConnection) -> None:
     queue, names = DelayQueue(redis, Shards(4), "desks"), {f"task-{number}" for number in range(20)}
     assert await queue.schedule(dict.fromkeys(names, 5.0), now_ms=at(0)) == len(names)
     assert len(await redis.keys("minutes:*:desks")) == 4

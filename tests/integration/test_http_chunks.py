@@ -396,10 +396,10 @@ async def test_retry_is_told_of_its_upload_and_of_no_other_file_of_the_content(s
 
 
 @pytest.mark.parametrize("jump_days", [-9, 9])
-async def test_retry_is_told_of_its_upload_under_jumped_clocks(
+async def test_retry_gets_its_own_upload_under_jumped_clocks(
     make_stack: MakeStack, clock: ManualClock, jump_days: int
 ) -> None:
-    """Servers may disagree on the time: one closes the first upload, another one the second, and a third one is asked."""
+    """Three servers disagree on the time: two of them close the two uploads, the third answers the retry."""
     async with make_stack(clock=clock) as stack:
         await stack.upload(CONTENT)
         clock.jump(jump_days * 86400)

@@ -180,7 +180,7 @@ async def test_the_few_names_of_a_user_are_found_in_whatever_order_they_came(mak
             assert refused.json()["code"] == "name-taken"
 
 
-async def test_level_is_whole_where_the_trash_has_as_many_files(make_stack_on: MakeStack) -> None:
+async def test_level_lists_all_folders_beside_a_full_trash(make_stack_on: MakeStack) -> None:
     """Replaced rows leave entries in the index. MySQL then expects more rows in a range than the table has."""
     async with make_stack_on() as stack:
         folders = [f"{number}/" for number in range(1, 61)]

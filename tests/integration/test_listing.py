@@ -53,7 +53,7 @@ async def test_names_are_selected_byte_by_byte(database: Database) -> None:
         assert await _names(database, prefix=prefix) == [NAMES[number] for number in expected], prefix
 
 
-async def test_few_names_below_a_prefix_are_sorted_and_of_many_the_newest_come_first(
+async def test_prefix_lists_newest_files_first_with_few_or_many_names(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await _fill(database)

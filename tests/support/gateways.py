@@ -202,7 +202,7 @@ class JuiceGateway(PrivateGateway):
             self.start_again()
 
     def limit_files(self, count: int) -> None:
-        """Let it be full as soon as it has so many files and directories, 0: never; it hears of that within seconds."""
+        """Limit the number of files and directories; 0: no limit. The gateway learns of the limit by and by."""
         command = [_juicefs(), "config", self._redis.url, "--inodes", str(count), "--yes"]
         subprocess.run(command, env=self._environment(), check=True, capture_output=True)
 

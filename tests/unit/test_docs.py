@@ -204,7 +204,7 @@ ENDS = {
     "tasks of queues": "test_an_emptied_queue_leaves_no_key",
     "costs by the hour and challenges": "test_a_challenge_expires_after_a_minute",
     "files of counters": "test_no_counter_falls_when_a_process_ends_or_is_replaced",
-    "copies of a SQLite": "test_a_copy_an_hour_and_two_are_kept",
+    "copies of a SQLite": "test_copies_are_hourly_and_two_are_kept",
     "log of the embedded Valkey": "test_a_log_that_has_grown_goes_aside_at_a_start",
     "its directories that were set aside": "test_the_last_three_that_were_set_aside_are_kept",
     "figures in memory": "test_who_has_paid_all_is_forgotten",

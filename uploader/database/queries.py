@@ -230,7 +230,7 @@ async def open_upload_by_md5(connection: AsyncConnection, caller: Caller, md5: s
 
 
 async def newest_closed_upload(connection: AsyncConnection, caller: Caller, md5: str) -> Upload | None:
-    """Return the closed upload that was opened last, whatever the clocks of the servers say of its end."""
+    """Return the last opened of the closed uploads. Servers with different clocks closed them."""
     return await first_of(connection, upload_of, _NEWEST_CLOSED_UPLOAD, **_key(caller), md5=md5)
 
 
